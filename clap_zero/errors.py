@@ -1,0 +1,44 @@
+"""Errors that a user can act on, and the exit code of each kind.
+
+Raise one of these for anything that the user, their files or their machines can cause. The message is one readable
+line: what is wrong, where, and the way out. Our own invariants are asserts.
+"""
+
+EXIT_STOPPED = 75
+"""Exit code of a run that a signal stopped after its checkpoint was written (EX_TEMPFAIL: run the command again)."""
+
+
+class ClapZeroError(Exception):
+    """Base of all errors with a message for users."""
+
+    exit_code = 1
+
+
+class ConfigError(ClapZeroError):
+    """A flag, the run config or the DeepSpeed JSON is wrong."""
+
+    exit_code = 2
+
+
+class DataError(ClapZeroError):
+    """Shards, audio or captions cannot be used."""
+
+    exit_code = 3
+
+
+class CheckpointError(ClapZeroError):
+    """A checkpoint is missing, incomplete or does not fit this run."""
+
+    exit_code = 4
+
+
+class LaunchError(ClapZeroError):
+    """The ranks could not be started, found or kept together."""
+
+    exit_code = 5
+
+
+class DivergedError(ClapZeroError):
+    """Training left the range of finite numbers and cannot go on."""
+
+    exit_code = 6
