@@ -1,0 +1,213 @@
+"""The processes of a job: who we are, joining the others, leaving them.
+
+The only reader of RANK, WORLD_SIZE and their relatives, and of our own environment variables.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+
+from clap_zero.distributed import collectives
+from clap_zero.errors import ConfigError, LaunchError
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the processes of the job.
+
+    Attributes:
+        rank: Number of this process, 0 to size - 1.
+        size: Number of processes.
+        local_rank: Number of this process on its host.
+        local_size: Number of processes on this host.
+        device: Where this rank computes.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+
+@dataclass(frozen=True)
+class LaunchEnvironment:
+    """What a launcher told this process, before anything heavy is imported or connected."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+
+def read_launch_environment() -> LaunchEnvironment:
+    """Read the place of this process from the variables of DeepSpeed, torchrun, accelerate or srun.
+
+    Without any of them the process is a job of its own.
+
+    Raises:
+        LaunchError: Some of the variables are set and others are not, or one is not a number.
+    """
+    if "RANK" not in os.environ and "SLURM_PROCID" in os.environ and _variable("SLURM_NTASKS", 1) > 1:
+        env = LaunchEnvironment(
+            rank=_variable("SLURM_PROCID", 0),
+            size=_variable("SLURM_NTASKS", 1),
+            local_rank=_variable("SLURM_LOCALID", 0),
+            local_size=int(os.environ.get("SLURM_NTASKS_PER_NODE", "1").split("(")[0]),
+        )
+    else:
+        size = _variable("WORLD_SIZE", 1)
+        local_size = _variable("LOCAL_WORLD_SIZE", _variable("LOCAL_SIZE", size))
+        env = LaunchEnvironment(_variable("RANK", 0), size, _variable("LOCAL_RANK", 0), local_size)
+    if env.size > 1 and "MASTER_ADDR" not in os.environ:
+        raise LaunchError(
+            f"this is process {env.rank} of {env.size}, but MASTER_ADDR is not set, so the processes cannot meet: start "
+            "with `deepspeed`, `torchrun` or launch/slurm.sbatch, or export MASTER_ADDR and MASTER_PORT"
+        )
+    if not 0 <= env.rank < env.size:
+        raise LaunchError(f"RANK={env.rank} does not fit WORLD_SIZE={env.size}: ranks go from 0 to {env.size - 1}")
+    return env
+
+
+def has_gpu() -> bool:
+    """Whether DeepSpeed computes on something other than the CPU here."""
+    from deepspeed.accelerator import get_accelerator
+
+    return get_accelerator().device_name() != "cpu"
+
+
+def init_distributed(*, timeout_s: float = 1800) -> World:
+    """Join the process group, through DeepSpeed, on the accelerator that it finds. Safe to call again.
+
+    Collective: all ranks must call.
+
+    Args:
+        timeout_s: Seconds that a collective may wait for the other ranks.
+
+    Raises:
+        LaunchError: The ranks did not come together, or two of them share a device or a rank number.
+    """
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+
+    env = read_launch_environment()
+    _complete_environment(env)
+    accelerator = get_accelerator()
+    name = accelerator.device_name()
+    if name == "cpu":
+        # The shared-memory reduction is compiled at first use; a start that is killed meanwhile leaves a lock that
+        # hangs every later start. Gloo needs no compiler.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        device = torch.device("cpu")
+    else:
+        if env.local_rank >= accelerator.device_count():
+            raise LaunchError(
+                f"rank {env.rank} on {socket.gethostname()} is local rank {env.local_rank}, but only "
+                f"{accelerator.device_count()} device(s) are visible there: start fewer ranks (--num_gpus)"
+            )
+        accelerator.set_device(env.local_rank)
+        device = torch.device(accelerator.current_device_name())
+    if not deepspeed.comm.is_initialized():
+        try:
+            deepspeed.init_distributed(
+                dist_backend=accelerator.communication_backend_name(),
+                timeout=timedelta(seconds=timeout_s),
+                auto_mpi_discovery=False,
+                verbose=False,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise LaunchError(
+                f"rank {env.rank} of {env.size} on {socket.gethostname()} could not join the others at "
+                f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: {_first_line(error)}"
+            ) from error
+    world = World(env.rank, env.size, env.local_rank, env.local_size, device)
+    _check_everyone_is_here(world)
+    return world
+
+
+def teardown() -> None:
+    """Leave the process group. Safe to call without one, and after a failure of another rank."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def set_cpu_threads(world: World) -> int:
+    """Share the cores of the host among its ranks.
+
+    torchrun sets OMP_NUM_THREADS to 1 by itself and DeepSpeed sets nothing, so on CPU ranks either default is wrong. A
+    value that the user exported stays.
+
+    Returns:
+        Threads that this rank computes with.
+    """
+    chosen_by_user = "OMP_NUM_THREADS" in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ
+    if world.device.type == "cpu" and not chosen_by_user:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.local_size))
+    return torch.get_num_threads()
+
+
+def _complete_environment(env: LaunchEnvironment) -> None:
+    """Give DeepSpeed and torch the variables that they read, where no launcher set them."""
+    if env.size == 1:
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", str(_free_port()))
+    os.environ.setdefault("MASTER_PORT", "29500")
+    for name, value in (("RANK", env.rank), ("WORLD_SIZE", env.size), ("LOCAL_RANK", env.local_rank)):
+        os.environ[name] = str(value)
+
+
+def _check_everyone_is_here(world: World) -> None:
+    """Exchange the places of all ranks: nobody is missing, nobody is there twice."""
+    places = collectives.all_gather_objects((world.rank, socket.gethostname(), world.local_rank))
+    if [rank for rank, _, _ in places] != list(range(world.size)):
+        raise LaunchError(f"the ranks that came are {[p[0] for p in places]}, expected 0 to {world.size - 1}")
+    if world.device.type == "cpu":
+        return
+    doubled = [place for place, count in Counter((h, local) for _, h, local in places).items() if count > 1]
+    if doubled:
+        host, local_rank = doubled[0]
+        raise LaunchError(f"several ranks on {host} have local rank {local_rank}, so they would share one device")
+
+
+def _variable(name: str, default: int) -> int:
+    value = os.environ.get(name)
+    if value is None or value == "":
+        return default
+    try:
+        return int(value)
+    except ValueError:
+        raise LaunchError(f"the environment variable {name} is {value!r}, not a whole number") from None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def boolean_variable(name: str) -> bool:
+    """A switch from the environment: 1, true, yes, on or 0, false, no, off.
+
+    Raises:
+        ConfigError: The value is something else.
+    """
+    value = os.environ.get(name, "").strip().lower()
+    if value in ("", "0", "false", "no", "off"):
+        return False
+    if value in ("1", "true", "yes", "on"):
+        return True
+    raise ConfigError(f"the environment variable {name} is {value!r}: set it to 1 or 0")

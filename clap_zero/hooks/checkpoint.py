@@ -1,0 +1,44 @@
+"""When checkpoints are written."""
+
+from __future__ import annotations
+
+from clap_zero.checkpoint.state import save
+from clap_zero.checkpoint.store import CheckpointStore
+from clap_zero.training.hooks import Hook
+from clap_zero.training.loop import Trainer
+from clap_zero.training.step import StepResult
+
+
+class CheckpointHook(Hook):
+    """Every N steps, at the end, and when a signal stops the run. All ranks."""
+
+    def __init__(self, store: CheckpointStore, *, every_steps: int, keep: int, last_saved: int | None) -> None:
+        """Args:
+        store: Where checkpoints are.
+        every_steps: Optimizer steps between two of them.
+        keep: How many complete ones stay.
+        last_saved: Step of the checkpoint that this attempt started from, None without one.
+        """
+        self._store = store
+        self._every_steps = every_steps
+        self._keep = keep
+        self._last_saved = last_saved
+
+    def on_step(self, trainer: Trainer, result: StepResult) -> None:
+        if result.step % self._every_steps == 0:
+            self._save(trainer)
+
+    def on_stop(self, trainer: Trainer, reason: str) -> None:
+        self._save(trainer)
+
+    def on_end(self, trainer: Trainer) -> None:
+        self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        if self._last_saved == trainer.state.step:
+            return
+        path = save(trainer.engine.deepspeed, self._store, trainer.state)
+        self._last_saved = trainer.state.step
+        if trainer.world.is_main:
+            self._store.prune(self._keep)
+        trainer.fire("on_checkpoint", path)

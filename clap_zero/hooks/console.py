@@ -1,0 +1,93 @@
+"""What rank 0 shows: a progress bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from clap_zero.training.hooks import Hook
+from clap_zero.training.loop import Trainer
+from clap_zero.training.step import StepResult
+
+
+class ConsoleHook(Hook):
+    """Loss, rate and remaining time of the run. Rank 0 only."""
+
+    def __init__(self, *, every_steps: int) -> None:
+        """Args:
+        every_steps: Steps between two plain lines; a progress bar moves every step.
+        """
+        self._every_steps = every_steps
+        self._bar: tqdm | None = None
+        self._started = 0.0
+        self._first_step = 0
+        self._first_loss: float | None = None
+
+    def on_start(self, trainer: Trainer) -> None:
+        self._started = time.monotonic()
+        self._first_step = trainer.state.step
+        if sys.stderr.isatty():
+            self._bar = tqdm(
+                total=trainer.plan.max_steps, initial=trainer.state.step, unit="step", dynamic_ncols=True, leave=True
+            )
+
+    def on_step(self, trainer: Trainer, result: StepResult) -> None:
+        if self._first_loss is None:
+            self._first_loss = result.loss
+        if self._bar is not None:
+            self._bar.set_postfix_str(
+                f"loss {result.loss:.4f}, {result.samples_per_second:.0f} pairs/s, lr {result.learning_rate:.2e}"
+            )
+            self._bar.update(result.step - self._bar.n)
+        elif result.step % self._every_steps == 0 or result.step in (1, trainer.plan.max_steps):
+            self._print_line(trainer, result)
+        for key, reason in result.skipped:
+            self._say(f"skipped {key}: {reason}")
+
+    def on_epoch_end(self, trainer: Trainer, epoch: int) -> None:
+        self._say(f"epoch {epoch} ends at step {trainer.state.step}")
+
+    def on_checkpoint(self, trainer: Trainer, path: Path) -> None:
+        self._say(f"checkpoint {path}")
+
+    def on_evaluate(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
+        shown = ", ".join(
+            f"{name} {metrics[name]:.3g}"
+            for name in ("audio_to_text.R@1", "text_to_audio.R@1", "audio_to_text.median_rank", "text_to_audio.median_rank")
+            if name in metrics
+        )
+        self._say(f"evaluation at step {trainer.state.step}: {shown} (of {metrics.get('num_clips')} held-out clips)")
+
+    def on_stop(self, trainer: Trainer, reason: str) -> None:
+        self._say(f"stopping after step {trainer.state.step}: {reason}; the same command continues the run")
+
+    def on_close(self, trainer: Trainer) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _print_line(self, trainer: Trainer, result: StepResult) -> None:
+        done = result.step - self._first_step
+        eta_s = (time.monotonic() - self._started) / done * (trainer.plan.max_steps - result.step)
+        norm = "overflow" if result.grad_norm is None else f"{result.grad_norm:.3f}"
+        self._say(
+            f"step {result.step}/{trainer.plan.max_steps}  loss {result.loss:.4f}  lr {result.learning_rate:.2e}  "
+            f"grad_norm {norm}  scale {result.logit_scale:.2f}  {result.samples_per_second:.1f} pairs/s  "
+            f"data {result.data_wait_s:.2f}s  {result.peak_memory_bytes / 2**30:.1f} GiB  eta {_duration(eta_s)}"
+        )
+
+    def _say(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.write(text)
+        else:
+            print(text, flush=True)
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"

@@ -1,0 +1,112 @@
+"""metrics.jsonl and the logs of sample keys: append-only lines that survive kills and resumes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import IO, Any
+
+from clap_zero.errors import LaunchError
+from clap_zero.training.hooks import Hook
+from clap_zero.training.loop import Trainer
+from clap_zero.training.metrics import step_line
+from clap_zero.training.step import StepResult
+
+
+class MetricsHook(Hook):
+    """One line a step in RUN/metrics.jsonl, and lines with an "event" at the other moments. Rank 0 only."""
+
+    def __init__(self, path: Path, *, attempt: int) -> None:
+        """Args:
+        path: The file; lines are appended.
+        attempt: 1 for the first start of the run, one more for each later start.
+        """
+        self._lines = LineFile(path)
+        self._attempt = attempt
+
+    def on_start(self, trainer: Trainer) -> None:
+        self._event("start", trainer, world_size=trainer.world.size, global_batch=trainer.plan.global_batch)
+
+    def on_step(self, trainer: Trainer, result: StepResult) -> None:
+        self._lines.append(step_line(result, attempt=self._attempt))
+
+    def on_checkpoint(self, trainer: Trainer, path: Path) -> None:
+        self._event("checkpoint", trainer, path=path.name)
+
+    def on_evaluate(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
+        self._event("evaluation", trainer, metrics=metrics)
+
+    def on_stop(self, trainer: Trainer, reason: str) -> None:
+        self._event("stop", trainer, reason=reason)
+
+    def on_end(self, trainer: Trainer) -> None:
+        self._event("end", trainer)
+
+    def on_close(self, trainer: Trainer) -> None:
+        self._lines.close()
+
+    def _event(self, name: str, trainer: Trainer, **fields: Any) -> None:
+        self._lines.append({"event": name, "step": trainer.state.step, "attempt": self._attempt, **fields})
+
+
+class KeysHook(Hook):
+    """DIR/rankNNNNN.jsonl: the keys that this rank trained on, a line a step. Every rank writes its own file."""
+
+    def __init__(self, directory: Path, *, rank: int, attempt: int) -> None:
+        """Args:
+        directory: Made when it is absent.
+        rank: Number of this rank.
+        attempt: Number of this start of the run.
+
+        Raises:
+            LaunchError: The directory cannot be made.
+        """
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._lines = LineFile(directory / f"rank{rank:05d}.jsonl")
+        except OSError as error:
+            raise LaunchError(f"--data.log_keys {directory} cannot be written: {error.strerror}") from error
+        self._attempt = attempt
+
+    def on_step(self, trainer: Trainer, result: StepResult) -> None:
+        line = {"step": result.step, "epoch": result.epoch, "attempt": self._attempt, "keys": list(result.keys)}
+        self._lines.append(line)
+
+    def on_close(self, trainer: Trainer) -> None:
+        self._lines.close()
+
+
+class LineFile:
+    """A JSON-lines file to append to. A full disk ends the lines, never the run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
+        torn = path.exists() and not _ends_with_newline(path)
+        self._file = path.open("a")
+        if torn:
+            self._file.write("\n")
+
+    def append(self, line: dict[str, Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            print(f"clap_zero: warning: {self._path} cannot be written ({error.strerror}); training goes on without it")
+            self._file = None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        if size == 0:
+            return True
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"

@@ -1,0 +1,118 @@
+"""A thread that notices what the main thread cannot while it waits in a collective: signals, and a launcher that is gone.
+
+Python runs a signal handler only when the main thread comes back from C, so the handler's byte on a pipe is what counts.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from clap_zero.errors import LaunchError
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+POLL_S = 0.5
+
+
+class Watchdog:
+    """Remembers the first signal; ends the process at the second, or when the process above it has died."""
+
+    def __init__(self) -> None:
+        self._signal: str | None = None
+        self._closed = threading.Event()
+        self._ancestors = _launcher_ancestors()
+        self._thread = threading.Thread(target=self._watch, name="clap_zero-watchdog", daemon=True)
+        self._pipe: tuple[int, int] | None = None
+
+    def start(self) -> Watchdog:
+        """Start to watch. Main thread only."""
+        read_end, write_end = os.pipe()
+        for end in (read_end, write_end):
+            os.set_blocking(end, False)
+        self._pipe = (read_end, write_end)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: None)
+        self._thread.start()
+        return self
+
+    def stop_requested(self) -> str | None:
+        """Name of the signal that asked this process to stop, None without one."""
+        return self._signal
+
+    def close(self) -> None:
+        """Stop watching; signals end the process again as usual."""
+        self._closed.set()
+        self._thread.join()
+        signal.set_wakeup_fd(-1)
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+        if self._pipe is not None:
+            for end in self._pipe:
+                os.close(end)
+            self._pipe = None
+
+    def _watch(self) -> None:
+        while not self._closed.wait(POLL_S):
+            self._read_signals()
+            for pid, is_alive in self._ancestors:
+                if not is_alive():
+                    _leave(f"the launcher (process {pid}) is gone, so this rank ends")
+
+    def _read_signals(self) -> None:
+        assert self._pipe is not None
+        try:
+            received = os.read(self._pipe[0], 64)
+        except BlockingIOError:
+            return
+        for number in received:
+            if number not in SIGNALS:
+                continue
+            name = signal.Signals(number).name
+            if self._signal is None:
+                self._signal = name
+            elif number == signal.SIGINT:
+                _leave(f"a second {name} ends this rank at once; the last complete checkpoint is intact")
+
+
+def _leave(reason: str) -> None:
+    """End the process without waiting for anything: the main thread may never come back from a collective."""
+    try:
+        print(f"clap_zero: {reason}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(LaunchError.exit_code)
+
+
+def _launcher_ancestors() -> list[tuple[int, Callable[[], bool]]]:
+    """The processes that must live for this one to go on.
+
+    Always the parent. Above DeepSpeed's launch.py also the `deepspeed` command itself, because launch.py survives it. No
+    shell or terminal above those: a run that was sent to the background outlives them.
+    """
+    parent = os.getppid()
+    watched: list[tuple[int, Callable[[], bool]]] = [(parent, lambda: os.getppid() == parent)]
+    if "deepspeed.launcher.launch" in _command_line(parent):
+        grandparent = _parent_of(parent)
+        if grandparent is not None and "deepspeed" in _command_line(grandparent):
+            watched.append((grandparent, lambda: _parent_of(parent) == grandparent))
+    return watched
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _parent_of(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The second field is the command in brackets and may hold spaces and brackets itself.
+    return int(stat.rpartition(")")[2].split()[1])

@@ -1,0 +1,113 @@
+"""What `-m clap_zero.train` runs: parse, preflight, build, fit, close.
+
+Light at import: the loader's worker processes import this module again, as the main module of their parent.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+import traceback
+
+from clap_zero.errors import EXIT_STOPPED, ClapZeroError, LaunchError
+
+YIELD_TO_CAUSE_S = 3.0
+"""A rank that only lost its peers ends this much later than they do, so that the launcher reports the cause's exit code."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train, and return the exit code.
+
+    Args:
+        argv: Command line without the program's name; None takes the process's own.
+    """
+    from clap_zero.hooks.watchdog import Watchdog
+
+    watchdog = Watchdog().start()
+    try:
+        return _run(sys.argv[1:] if argv is None else argv, watchdog)
+    finally:
+        watchdog.close()
+
+
+def _run(argv: list[str], watchdog: object) -> int:
+    from clap_zero.config.load import parse_command_line
+    from clap_zero.distributed import world as ranks
+
+    # 1. The command line: nothing is started for a command that cannot run.
+    command = parse_command_line(argv, has_gpu=ranks.has_gpu)
+
+    # 2. All ranks meet.
+    world = ranks.init_distributed(timeout_s=command.run.distributed.timeout_s)
+    try:
+        # 3. Everything that can be known before the model is built is checked, then the run is built.
+        from clap_zero.training.loop import Outcome
+        from clap_zero.training.setup import build, prepare
+
+        prepared = prepare(command, world=world)
+        if prepared is None:
+            return 0
+        try:
+            trainer = build(prepared, world=world, stop_requested=watchdog.stop_requested)
+            # 4. Train.
+            try:
+                outcome = trainer.fit()
+            finally:
+                trainer.close()
+        finally:
+            # 5. Close.
+            prepared.close()
+        return 0 if outcome is Outcome.DONE else EXIT_STOPPED
+    finally:
+        ranks.teardown()
+
+
+def run_and_exit(argv: list[str] | None = None) -> None:
+    """Run `main`, say in one line what went wrong, and end the process with the exit code of its kind."""
+    code = 1
+    try:
+        code = main(argv)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except ClapZeroError as error:
+        code = error.exit_code
+        if not getattr(error, "reported_elsewhere", False):
+            _say(f"error: {error}")
+    except KeyboardInterrupt:
+        code = 130
+    except Exception as error:  # noqa: BLE001
+        # The boundary of the process: whatever it is, it is shown whole, and the process must end.
+        if _is_lost_contact(error):
+            _say(f"error: lost contact with the other ranks ({_first_line(error)}); the cause is in another rank's message")
+            time.sleep(YIELD_TO_CAUSE_S)
+            code = LaunchError.exit_code
+        else:
+            traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code not in (0, EXIT_STOPPED):
+        # Threads of libraries (collectives that wait for a dead peer, loaders) must not keep a failed rank alive.
+        os._exit(code)
+    sys.exit(code)
+
+
+def _say(text: str) -> None:
+    rank = os.environ.get("RANK")
+    where = f" [rank {rank} on {socket.gethostname()}]" if rank is not None else ""
+    print(f"clap_zero{where}: {text}", file=sys.stderr)
+
+
+def _is_lost_contact(error: BaseException) -> bool:
+    text = f"{type(error).__name__} {error}"
+    return any(sign in text for sign in ("Connection closed by peer", "Connection reset by peer", "DistBackendError",
+                                         "DistNetworkError", "Broken pipe", "gloo", "NCCL"))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+if __name__ == "__main__":
+    run_and_exit()

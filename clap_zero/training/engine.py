@@ -1,0 +1,134 @@
+"""The model under DeepSpeed: parameter groups, `deepspeed.initialize`, one backward, one optimizer step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clap_zero.config.deepspeed import ResolvedDeepSpeed
+from clap_zero.distributed.world import World
+from clap_zero.errors import DivergedError
+
+
+class Engine:
+    """A DeepSpeed engine with the few calls that a training step needs.
+
+    Attributes:
+        deepspeed: The engine that `deepspeed.initialize` returned.
+    """
+
+    def __init__(self, model: nn.Module, *, resolved: ResolvedDeepSpeed, weight_decay: float, world: World) -> None:
+        """Hand the model to DeepSpeed.
+
+        Collective: all ranks must call.
+
+        Args:
+            model: What `clap_zero.model.clap.build_model` returned.
+            resolved: The checked DeepSpeed configuration.
+            weight_decay: Decay of weight matrices; biases, norms, scales and position biases have none.
+            world: The ranks.
+        """
+        import deepspeed
+
+        deepspeed.utils.logger.setLevel(logging.WARNING)
+        optimizer = resolved.config.get("optimizer", {}).get("params", {})
+        groups = parameter_groups(model, weight_decay=optimizer.get("weight_decay", weight_decay))
+        self.deepspeed, _, _, self._json_scheduler = deepspeed.initialize(
+            model=model, model_parameters=groups, config=resolved.config, dist_init_required=False
+        )
+        self.device = world.device
+        self.stage = resolved.stage
+        self._unmanaged_norm: float | None = None
+        self._norm_is_ours = resolved.stage == 0 and resolved.precision == "fp32"
+
+    def __call__(self, **inputs: Tensor | None) -> Any:
+        """Run the model's forward. Collective at ZeRO stage 3."""
+        return self.deepspeed(**inputs)
+
+    @property
+    def module(self) -> nn.Module:
+        """The model itself; at stage 3 its parameters are partitioned."""
+        return self.deepspeed.module
+
+    @property
+    def has_json_scheduler(self) -> bool:
+        """Whether the DeepSpeed JSON brought its own learning-rate schedule."""
+        return self._json_scheduler is not None
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate that the next step will use."""
+        return float(self.deepspeed.optimizer.param_groups[0]["lr"])
+
+    def set_learning_rate(self, value: float) -> None:
+        for group in self.deepspeed.optimizer.param_groups:
+            group["lr"] = value
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward of one micro batch; DeepSpeed divides by the accumulation steps and averages over the ranks."""
+        self.deepspeed.backward(loss)
+        if self._norm_is_ours and self.deepspeed.is_gradient_accumulation_boundary():
+            grads = [p.grad for p in self.module.parameters() if p.grad is not None]
+            self._unmanaged_norm = float(torch.nn.utils.get_total_norm(grads))
+
+    def step(self) -> bool:
+        """Count one micro batch; at the accumulation boundary clip and update.
+
+        Returns:
+            Whether the weights were updated: False between boundaries and when a gradient overflowed.
+
+        Raises:
+            DivergedError: The fp16 loss scale fell to its minimum and the gradients still overflow.
+        """
+        try:
+            self.deepspeed.step()
+        except Exception as error:
+            # DeepSpeed raises a bare Exception here; anything else is not ours to explain.
+            if "minimum" not in str(error) or "scale" not in str(error):
+                raise
+            raise DivergedError(
+                f"the fp16 loss scale is at its minimum ({self.loss_scale:g}) and gradients still overflow: the last "
+                "complete checkpoint is intact; lower the learning rate, or use bf16"
+            ) from error
+        return bool(self.deepspeed.was_step_applied())
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The current fp16 loss scale, None without one."""
+        return float(self.deepspeed.optimizer.loss_scale) if self.deepspeed.fp16_enabled() else None
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Norm over all gradients of the last step before clipping; None when it was not finite."""
+        norm = self._unmanaged_norm if self._norm_is_ours else self.deepspeed.get_global_grad_norm()
+        if norm is None:
+            return None
+        norm = float(norm)
+        return norm if torch.isfinite(torch.tensor(norm)) else None
+
+
+def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:
+    """Split the trainable parameters into those that decay and those that do not.
+
+    Weight matrices and embeddings decay. Biases, norm weights, logit scales (all of one dimension) and the relative
+    position biases of the Swin blocks do not.
+
+    Args:
+        model: The model; at ZeRO stage 3 with partitioned parameters.
+        weight_decay: Decay of the first group.
+    """
+    decayed, plain = [], []
+    for name, parameter in _trainable(model):
+        # A partitioned parameter has size 0 itself and keeps its real shape beside it.
+        num_dims = len(getattr(parameter, "ds_shape", parameter.shape))
+        (plain if num_dims < 2 or "position_bias" in name else decayed).append(parameter)
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def _trainable(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)

@@ -1,0 +1,75 @@
+"""What is measured in a step, and how the ranks' figures become one line."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from clap_zero.distributed import collectives
+
+
+@dataclass(frozen=True)
+class LocalFigures:
+    """What one rank measured in one step.
+
+    Attributes:
+        loss: Mean over the rank's share of the global batch.
+        step_time_s: Wall time of the step, waiting for data included.
+        data_wait_s: Seconds of it that the step waited for the loader.
+        peak_memory_bytes: Largest memory so far: device memory, resident set size on CPU.
+        num_skipped: Samples of the step that could not be used and were replaced.
+        stop: 1 if a signal asked this rank to stop.
+    """
+
+    loss: float
+    step_time_s: float
+    data_wait_s: float
+    peak_memory_bytes: float
+    num_skipped: float
+    stop: float
+
+
+def gather_figures(figures: LocalFigures, *, device: torch.device) -> list[LocalFigures]:
+    """Exchange the figures of a step.
+
+    Collective: all ranks must call.
+
+    Returns:
+        The figures of all ranks, by rank.
+    """
+    # float64: a peak of 100 GB has to survive next to a loss. Devices without it take float32, exact to 2^24 relative.
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    mine = torch.tensor([list(asdict(figures).values())], dtype=dtype, device=device)
+    return [LocalFigures(*row) for row in collectives.all_gather(mine).tolist()]
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory that this rank has held so far: allocated on the device, or resident on a CPU rank."""
+    if device.type == "cpu":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    from deepspeed.accelerator import get_accelerator
+
+    return int(get_accelerator().max_memory_allocated())
+
+
+def step_line(result: Any, *, attempt: int) -> dict[str, Any]:
+    """The line of metrics.jsonl for one step (names and units: docs/run_directory.md)."""
+    return {
+        "step": result.step,
+        "epoch": result.epoch,
+        "samples": result.samples,
+        "loss": result.loss,
+        "learning_rate": result.learning_rate,
+        "grad_norm": result.grad_norm,
+        "logit_scale": result.logit_scale,
+        "samples_per_second": result.samples_per_second,
+        "step_time_s": result.step_time_s,
+        "data_wait_s": result.data_wait_s,
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "attempt": attempt,
+        **({"num_skipped": result.num_skipped} if result.num_skipped else {}),
+        **({"loss_scale": result.loss_scale} if result.loss_scale is not None else {}),
+    }

@@ -1,0 +1,213 @@
+"""The directory of a run: its lock, the configuration that it was started with, and whether it is finished.
+
+Used by rank 0, except for the lock, which every rank of the host holds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clap_zero.config.load import diff_configs
+from clap_zero.errors import ConfigError, LaunchError
+
+VOLATILE_KEYS = (
+    *("resume", "force", "run_dir", "ds_config", "wandb", "log", "checkpoint", "evaluate", "distributed"),
+    *("data.workers", "data.log_keys"),
+)
+"""What may differ between two starts of one run: none of it changes what is learnt. A section stands for its keys."""
+
+
+class RunLock:
+    """Keeps a second job out of a run directory while a process of the first lives, orphans included.
+
+    Rank 0 takes the lock alone, which proves that nobody is left, then shares it with the other ranks. The kernel drops
+    the lock of a process that dies.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / ".lock"
+        self._file: Any = None
+
+    def acquire_alone(self, *, wait_s: float) -> None:
+        """Take the lock with nobody else holding it.
+
+        Args:
+            wait_s: Seconds to wait for the processes of a killed job to go away.
+
+        Raises:
+            LaunchError: Another job still uses the directory.
+        """
+        self._file = self._path.open("a+")
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    self._file.seek(0)
+                    holder = self._file.read().strip() or "an unknown process"
+                    raise LaunchError(
+                        f"{self._path.parent} is in use by another job ({holder}): wait for it, stop it, or give another "
+                        "--run_dir"
+                    ) from None
+                time.sleep(0.2)
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        self._file.flush()
+
+    def share(self) -> None:
+        """Hold the lock together with the other ranks. Rank 0 calls it after `acquire_alone`, the others then."""
+        if self._file is None:
+            self._file = self._path.open("a+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LaunchError(f"another job took {self._path.parent} at this moment: give another --run_dir") from None
+
+    def release(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class RunDirectory:
+    """Paths and records of one run.
+
+    Attributes:
+        path: The directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def create(self) -> None:
+        """Make the directory.
+
+        Raises:
+            LaunchError: It cannot be made or written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / ".write_test"
+            probe.write_text("x")
+            probe.unlink()
+        except OSError as error:
+            raise LaunchError(f"cannot write the run directory {self.path}: {error.strerror}; give another --run_dir") from error
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        return self.path / "checkpoints"
+
+    def recorded_ds_config(self) -> dict[str, Any] | None:
+        """The DeepSpeed configuration that the run was started with, None for a new run."""
+        return self._read_json("ds_config.json")
+
+    def finished_step(self) -> int | None:
+        """The last step of a finished run, None while it is not finished."""
+        record = self._read_json("finished.json")
+        return None if record is None else int(record["step"])
+
+    def mark_finished(self, step: int) -> None:
+        self._write("finished.json", json.dumps({"step": step}) + "\n")
+
+    def next_attempt(self) -> int:
+        """1 for the first start, one more for each later one."""
+        attempts = [line.get("attempt", 0) for line in read_jsonl(self.metrics_path)]
+        return 1 + max(attempts, default=0)
+
+    def check_unchanged(self, *, run: dict[str, Any], ds: dict[str, Any], data: dict[str, Any], force: bool) -> None:
+        """Refuse to continue a run with another configuration.
+
+        Args:
+            run: The resolved run config.
+            ds: The resolved DeepSpeed configuration.
+            data: Fingerprints and sizes of the data.
+            force: Accept the differences.
+
+        Raises:
+            ConfigError: Something that matters differs; the message is the difference.
+        """
+        old_run = self._read_yaml("config.yaml")
+        if old_run is None or force:
+            return
+        differences = [
+            *diff_configs(old_run, run, ignore=VOLATILE_KEYS),
+            *(f"ds.{line}" for line in diff_configs(self.recorded_ds_config() or {}, ds)),
+            *(f"data on disk: {line}" for line in diff_configs(self._read_json("data.json") or {}, data)),
+        ]
+        if differences:
+            raise ConfigError(
+                f"{self.path} holds a run with another configuration:\n  "
+                + "\n  ".join(differences)
+                + "\ngive another --run_dir for a new run, or --force to continue this one with the changes"
+            )
+
+    def record(self, *, run: str, ds: dict[str, Any], data: dict[str, Any]) -> None:
+        """Write the resolved configuration; a run can be started again from it."""
+        self._write("config.yaml", run)
+        self._write("ds_config.json", json.dumps(ds, indent=2) + "\n")
+        self._write("data.json", json.dumps(data, indent=2) + "\n")
+
+    def set_aside(self) -> Path:
+        """Move the whole directory out of the way; nothing is deleted.
+
+        Returns:
+            Where it is now.
+        """
+        number = 1
+        while (target := self.path.with_name(f"{self.path.name}.old-{number}")).exists():
+            number += 1
+        self.path.rename(target)
+        return target
+
+    def _read_json(self, name: str) -> dict[str, Any] | None:
+        return _parse(self.path / name, json.loads)
+
+    def _read_yaml(self, name: str) -> dict[str, Any] | None:
+        return _parse(self.path / name, yaml.safe_load)
+
+    def _write(self, name: str, text: str) -> None:
+        temporary = self.path / f".{name}.tmp"
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path / name)
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a JSON-lines file; a line that a kill tore is passed over."""
+    if not path.exists():
+        return []
+    lines = []
+    for text in path.read_text(errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(line, dict):
+            lines.append(line)
+    return lines
+
+
+def _parse(path: Path, parser: Any) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        value = parser(path.read_text())
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; restore it, or give another --run_dir") from error
+    return value if isinstance(value, dict) else None
