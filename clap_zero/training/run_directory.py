@@ -55,6 +55,7 @@ class RunLock:
                 if time.monotonic() > deadline:
                     self._file.seek(0)
                     holder = self._file.read().strip() or "an unknown process"
+                    self.release()
                     raise LaunchError(
                         f"{self._path.parent} is in use by another job ({holder}): wait for it, stop it, or give another "
                         "--run_dir"
@@ -71,6 +72,7 @@ class RunLock:
         try:
             fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
+            self.release()
             raise LaunchError(f"another job took {self._path.parent} at this moment: give another --run_dir") from None
 
     def release(self) -> None:

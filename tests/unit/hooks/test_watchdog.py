@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+# A main thread that sits in C and never returns to Python, as one that waits in a collective does.
+STUCK = """
+import sys, threading, time
+from clap_zero.hooks.watchdog import Watchdog
+watchdog = Watchdog().start()
+print("ready", flush=True)
+def report():
+    while not watchdog.stop_requested():
+        time.sleep(0.05)
+    print("asked", watchdog.stop_requested(), flush=True)
+threading.Thread(target=report, daemon=True).start()
+import ctypes
+while True:
+    ctypes.CDLL(None).sleep(60)
+"""
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, text=True)
+print(child.stdout.readline().strip(), child.pid, flush=True)
+child.wait()
+"""
+
+
+def start(*command: str) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_until_gone(pid: int, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if not is_alive(pid):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_is_noticed_while_the_main_thread_is_stuck(number: signal.Signals) -> None:
+    process = start(STUCK)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    assert process.stdout.readline() == f"asked {number.name}\n"
+    assert process.poll() is None
+    process.kill()
+    process.communicate()
+
+
+def test_a_second_interrupt_ends_the_process_at_once() -> None:
+    process = start(STUCK)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "asked SIGINT\n"
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=10)
+    assert process.returncode == 5
+    assert "second SIGINT" in stderr
+
+
+def test_a_rank_ends_when_its_launcher_was_killed() -> None:
+    parent = start(PARENT, STUCK)
+    assert parent.stdout is not None
+    word, pid = parent.stdout.readline().split()
+    assert word == "ready" and is_alive(int(pid))
+    parent.kill()
+    parent.communicate()
+    assert wait_until_gone(int(pid), 5), "the orphan lives on"
+
+
+def test_close_gives_the_signals_back() -> None:
+    script = (
+        "import os, signal\nfrom clap_zero.hooks.watchdog import Watchdog\nWatchdog().start().close()\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    process = start(script)
+    process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_the_wakeup_pipe_is_put_away() -> None:
+    script = (
+        "import os\nfrom clap_zero.hooks.watchdog import Watchdog\n"
+        "before = len(os.listdir('/proc/self/fd'))\nWatchdog().start().close()\n"
+        "assert len(os.listdir('/proc/self/fd')) == before\n"
+    )
+    process = start(script)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 0, stderr
+    assert os.getpid() != process.pid

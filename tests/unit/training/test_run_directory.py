@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clap_zero.errors import ConfigError, LaunchError
+from clap_zero.training.run_directory import RunDirectory, RunLock, read_jsonl
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from clap_zero.training.run_directory import RunLock
+lock = RunLock(Path(sys.argv[1]))
+lock.acquire_alone(wait_s=0)
+lock.share()
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path):
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_second_job_is_refused_while_a_process_of_the_first_lives(tmp_path: Path, holder) -> None:
+    with pytest.raises(LaunchError, match=rf"in use by another job \(process {holder.pid} on .*--run_dir"):
+        RunLock(tmp_path).acquire_alone(wait_s=0.3)
+
+
+def test_the_lock_of_a_killed_job_is_free_at_once(tmp_path: Path, holder) -> None:
+    holder.kill()
+    lock = RunLock(tmp_path)
+    lock.acquire_alone(wait_s=5)
+    lock.release()
+
+
+def test_ranks_share_the_lock_and_the_last_one_frees_it(tmp_path: Path) -> None:
+    main, other = RunLock(tmp_path), RunLock(tmp_path)
+    main.acquire_alone(wait_s=0)
+    main.share()
+    other.share()
+    main.release()
+    with pytest.raises(LaunchError):
+        RunLock(tmp_path).acquire_alone(wait_s=0)
+    other.release()
+    last = RunLock(tmp_path)
+    last.acquire_alone(wait_s=0)
+    last.release()
+
+
+def test_a_job_that_came_between_is_named(tmp_path: Path) -> None:
+    other = RunLock(tmp_path)
+    other.acquire_alone(wait_s=0)
+    with pytest.raises(LaunchError, match="another job took"):
+        RunLock(tmp_path).share()
+    other.release()
+
+
+def recorded(tmp_path: Path) -> RunDirectory:
+    directory = RunDirectory(tmp_path)
+    directory.record(
+        run="train:\n  learning_rate: 0.001\n  seed: 0\ndata:\n  workers: 2\nwandb:\n  mode: auto\n",
+        ds={"zero_optimization": {"stage": 2}},
+        data={"train": {"fingerprint": "a"}},
+    )
+    return directory
+
+
+SAME = {"run": {"train": {"learning_rate": 0.001, "seed": 0}, "data": {"workers": 2}, "wandb": {"mode": "auto"}}}
+
+
+def test_an_unchanged_configuration_continues(tmp_path: Path) -> None:
+    recorded(tmp_path).check_unchanged(
+        **SAME, ds={"zero_optimization": {"stage": 2}}, data={"train": {"fingerprint": "a"}}, force=False
+    )
+
+
+def test_what_does_not_change_the_learning_may_differ(tmp_path: Path) -> None:
+    run = {"train": {"learning_rate": 0.001, "seed": 0}, "data": {"workers": 0}, "wandb": {"mode": "disabled"}}
+    recorded(tmp_path).check_unchanged(
+        run=run, ds={"zero_optimization": {"stage": 2}}, data={"train": {"fingerprint": "a"}}, force=False
+    )
+
+
+def test_every_difference_is_named_and_force_accepts_it(tmp_path: Path) -> None:
+    directory = recorded(tmp_path)
+    changed = {
+        "run": {"train": {"learning_rate": 0.01, "seed": 0}, "data": {"workers": 2}},
+        "ds": {"zero_optimization": {"stage": 3}},
+        "data": {"train": {"fingerprint": "b"}},
+    }
+    with pytest.raises(ConfigError) as error:
+        directory.check_unchanged(**changed, force=False)
+    for part in ("train.learning_rate: 0.001 -> 0.01", "ds.zero_optimization.stage: 2 -> 3", "fingerprint", "--force"):
+        assert part in str(error.value)
+    directory.check_unchanged(**changed, force=True)
+
+
+def test_a_broken_record_is_an_error_and_not_a_new_run(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("train: [")
+    with pytest.raises(ConfigError, match=r"config.yaml cannot be read"):
+        RunDirectory(tmp_path).check_unchanged(run={}, ds={}, data={}, force=False)
+
+
+def test_attempts_count_up_and_a_torn_line_is_passed_over(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    assert directory.next_attempt() == 1
+    directory.metrics_path.write_text('{"event": "start", "attempt": 2}\n{"step": 1, "attem')
+    assert directory.next_attempt() == 3
+    assert read_jsonl(directory.metrics_path) == [{"event": "start", "attempt": 2}]
+
+
+def test_finished_and_set_aside(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.create()
+    assert directory.finished_step() is None
+    directory.mark_finished(40)
+    assert directory.finished_step() == 40
+    assert directory.set_aside() == tmp_path / "run.old-1"
+    directory.create()
+    assert directory.set_aside() == tmp_path / "run.old-2"
+    assert json.loads((tmp_path / "run.old-1" / "finished.json").read_text()) == {"step": 40}
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LaunchError, match="cannot write the run directory .*file"):
+        RunDirectory(tmp_path / "file").create()
+
+
+def test_the_lock_is_not_inherited_by_child_processes(tmp_path: Path) -> None:
+    lock = RunLock(tmp_path)
+    lock.acquire_alone(wait_s=0)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"], close_fds=False)
+    lock.release()
+    with (tmp_path / ".lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    child.kill()
+    child.wait()
