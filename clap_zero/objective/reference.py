@@ -1,4 +1,4 @@
-"""The contrastive objective as one process would write it: slow, obvious, the definition that the others are held to."""
+"""The contrastive objective as one process would write it: slow, obvious, what the others are held to."""
 
 from __future__ import annotations
 

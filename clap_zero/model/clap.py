@@ -1,0 +1,199 @@
+"""Hugging Face's ClapModel for training under DeepSpeed ZeRO: same weights and names, a forward for our objective."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import ClapConfig, ClapModel
+from transformers.initialization import no_init_weights
+
+from clap_zero.distributed.collectives import all_reduce_sum
+from clap_zero.model.batch_norm import Policy, replace_batch_norm
+from clap_zero.model.features import feature_config
+from clap_zero.model.geometry import clap_config, override_dropout
+from clap_zero.model.initial import initialise_weights
+from clap_zero.model.pretrained import load_pretrained, read_config, resolve_pretrained
+from clap_zero.model.towers import replace_patch_embedding
+
+__all__ = ["ClapForContrast", "ContrastOutput", "build_model", "feature_config"]
+
+MAX_LOGIT_SCALE = 100.0
+"""Cap of the factor on cosine similarities (Radford et al. 2021, section 2.5, and LAION's recipe); its floor is 1."""
+
+
+class ContrastOutput(NamedTuple):
+    """What the objective needs. A named tuple, because ZeRO-3 finds the tensors in one.
+
+    Attributes:
+        audio_embeds: (b, d) fp32, L2-normalised; None without audio.
+        text_embeds: (c, d) fp32, L2-normalised; None without text.
+        logit_scale: () fp32, in [1, 100].
+    """
+
+    audio_embeds: Tensor | None
+    text_embeds: Tensor | None
+    logit_scale: Tensor
+
+
+class ClapForContrast(ClapModel):
+    """ClapModel with fp32 tail and BatchNorm, one-dimensional logit scales and a graph that is equal on all ranks.
+
+    State-dict names are those of ClapModel; only `logit_scale_a` and `logit_scale_t` have shape (1,) instead of (),
+    because DeepSpeed cannot flatten a 0-dim parameter. `logit_scale_t` belongs to an additional loss of the original
+    recipe that nobody uses: it is carried along, takes part with factor zero, and so keeps its value.
+    """
+
+    # Read by DeepSpeed when it converts buffers (data_types.buffer_dtype), and by transformers when it loads.
+    _keep_in_fp32_modules_strict = ("running_mean", "running_var")
+
+    def __init__(self, config: ClapConfig, *, batch_norm: Policy = "sync") -> None:
+        """Args:
+        config: Geometry.
+        batch_norm: local, sync or frozen, see `clap_zero.model.batch_norm`.
+        """
+        super().__init__(config)
+        for name in ("logit_scale_a", "logit_scale_t"):
+            setattr(self, name, nn.Parameter(torch.full((1,), math.log(config.logit_scale_init_value))))
+        replace_batch_norm(self, policy=batch_norm)
+        replace_patch_embedding(self)
+
+    def forward(
+        self,
+        *,
+        input_features: Tensor | None = None,
+        is_longer: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> ContrastOutput:
+        """Embeds clips, captions or both.
+
+        Args:
+            input_features: (b, 1 or 4, frames, mels) log-mel in dB, fp32 or fp64 whatever the model's dtype: the
+                BatchNorm at the entry of the audio tower computes in fp32 and casts.
+            is_longer: (b, 1) bool, clips longer than the model's window; needed by a model with fusion.
+            input_ids: (c, tokens) int64.
+            attention_mask: (c, tokens), 1 for real tokens; default: all that are not padding.
+
+        Returns:
+            Embeddings and logit scale.
+
+        Collective at ZeRO stage 3 and, with BatchNorm policy sync, in training: all ranks must call, with the same
+        kinds of input.
+        """
+        audio_embeds = text_embeds = None
+        if input_features is not None:
+            if self.config.audio_config.enable_fusion and is_longer is None:
+                raise ValueError("a model with fusion needs is_longer, (b, 1) bool, beside input_features")
+            audio = self.audio_model(input_features=input_features, is_longer=is_longer)
+            audio_embeds = _normalised(self.audio_projection(audio.pooler_output))
+        if input_ids is not None:
+            if attention_mask is None:
+                attention_mask = (input_ids != self.config.text_config.pad_token_id).long()
+            text = self.text_model(input_ids=input_ids, attention_mask=attention_mask)
+            text_embeds = _normalised(self.text_projection(text.pooler_output))
+        unused = 0 * self.logit_scale_t.float().sum()
+        return ContrastOutput(audio_embeds, text_embeds, logit_scale(self.logit_scale_a) + unused)
+
+
+def _normalised(embeds: Tensor) -> Tensor:
+    """Rows scaled to length 1, in fp32: in bf16 the lengths would be off by 2e-3."""
+    with torch.autocast(embeds.device.type, enabled=False):
+        return F.normalize(embeds.to(torch.promote_types(embeds.dtype, torch.float32)), dim=-1)
+
+
+def logit_scale(raw: Tensor) -> Tensor:
+    """The factor on cosine similarities: exp of the stored parameter, held in [1, 100].
+
+    The clamp lives here and not in the optimizer step, because ZeRO keeps other copies of the parameter. Beyond a
+    bound the gradient passes if a descent step along it leads back inside, and is zero otherwise: a plain clamp would
+    leave a parameter that overshot the cap there for ever, a gradient that always passes would let it run away.
+    Which way the gradient points is decided on the sum over ranks, as one process with the whole batch would.
+
+    Args:
+        raw: (1,), the logarithm, any float dtype.
+
+    Returns:
+        (), fp32 or wider.
+
+    Collective in the backward: all ranks must call.
+    """
+    return _BoundedExp.apply(raw.to(torch.promote_types(raw.dtype, torch.float32)).reshape(()))
+
+
+class _BoundedExp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, raw: Tensor) -> Tensor:
+        # The last clamp takes away the rounding error of exp(log(100)).
+        scale = raw.clamp(0.0, math.log(MAX_LOGIT_SCALE)).exp().clamp(1.0, MAX_LOGIT_SCALE)
+        ctx.save_for_backward(scale, raw > math.log(MAX_LOGIT_SCALE), raw < 0)
+        return scale
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        scale, above, below = ctx.saved_tensors
+        whole = all_reduce_sum(gradient)
+        leads_back = ~(above | below) | (above & (whole > 0)) | (below & (whole < 0))
+        return torch.where(leads_back, gradient * scale, 0)
+
+
+def build_model(
+    *,
+    geometry: dict[str, Any] | None,
+    pretrained: str | None,
+    batch_norm: Policy,
+    dropout: float | None,
+    seed: int,
+    ds_config: dict[str, Any],
+    device: torch.device,
+) -> ClapForContrast:
+    """Builds the model on this rank; at ZeRO stage 3 every module is partitioned as soon as it exists.
+
+    From scratch the weights are a function of the seed and the geometry alone: equal on all ranks, for every stage,
+    world size and device.
+
+    Args:
+        geometry: ClapConfig's keyword arguments as nested dicts (a preset's `model` part); None with `pretrained`.
+        pretrained: Directory or hub name of a ClapModel; None with `geometry`.
+        batch_norm: local, sync or frozen.
+        dropout: Probability for every dropout of both towers; None leaves the configuration's own.
+        seed: Of the initial weights.
+        ds_config: Resolved DeepSpeed JSON.
+        device: Where this rank computes; used at stages 0 to 2.
+
+    Returns:
+        The model in training mode, fp32 (DeepSpeed casts it), at stage 3 in the training dtype already.
+
+    Raises:
+        ConfigError: The geometry is impossible, or `pretrained` names nothing.
+        CheckpointError: The weights do not fit the configuration beside them.
+
+    Collective: all ranks must call.
+    """
+    assert (geometry is None) != (pretrained is None)
+    directory = None if pretrained is None else resolve_pretrained(pretrained)
+    config = clap_config(geometry) if directory is None else read_config(directory)
+    if dropout is not None:
+        override_dropout(config, dropout)
+    partitioned = ds_config.get("zero_optimization", {}).get("stage", 0) == 3
+    with contextlib.ExitStack() as contexts:
+        # transformers' initialisation would fail on partitioned parameters, and would draw from the global generator.
+        contexts.enter_context(no_init_weights())
+        if partitioned:
+            import deepspeed
+
+            # Not through transformers' HfDeepSpeedConfig: it needs accelerate, and as long as it lives it partitions
+            # every other model that the process loads.
+            contexts.enter_context(deepspeed.zero.Init(config_dict_or_path=ds_config))
+        model = ClapForContrast._from_config(config, dtype=torch.float32, batch_norm=batch_norm)
+    if directory is None:
+        initialise_weights(model, seed=seed)
+    else:
+        load_pretrained(model, directory)
+    if not partitioned:
+        model.to(device)
+    return model.train()
