@@ -1,0 +1,78 @@
+"""Buffers of the ranks: which are kept, and how BatchNorm statistics that drifted apart become one model's.
+
+DeepSpeed never broadcasts or averages buffers. With `model.batch_norm: local` every rank has its own running
+statistics; a resumed run needs each rank's own, and an exported or evaluated model needs one set for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from clap_zero.distributed.collectives import all_reduce_max, all_reduce_sum, rank_and_size
+
+MEAN, VARIANCE, COUNT = "running_mean", "running_var", "num_batches_tracked"
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that belong into a state dict, by their full names in module order."""
+    found: dict[str, Tensor] = {}
+    for prefix, part in module.named_modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            if name not in part._non_persistent_buffers_set:
+                found[f"{prefix}.{name}" if prefix else name] = buffer
+    return found
+
+
+def merge_over_ranks(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+    """One set of buffers for all ranks. Collective: all ranks must call.
+
+    Running means are averaged over the ranks. A running variance becomes the average of the ranks' variances plus the
+    variance of the ranks' means (the law of total variance for ranks with equally many samples). Counts of batches take
+    the largest. Everything else is the same on all ranks by construction and taken as it is. Statistics that are equal
+    on all ranks come out bit-equal, because the averages are taken in float64.
+
+    Returns:
+        New tensors with the shapes and types given.
+    """
+    merged = {name: buffer.detach().clone() for name, buffer in buffers.items()}
+    _, world_size = rank_and_size()
+    means = [name for name in merged if name.rpartition(".")[2] == MEAN]
+    if world_size == 1 or not means:
+        return merged
+    variances = [name.removesuffix(MEAN) + VARIANCE for name in means]
+    counts = [name for name in merged if name.rpartition(".")[2] == COUNT]
+    width = sum(merged[name].numel() for name in means)
+    local = torch.cat([merged[name].double().flatten() for name in means + variances])
+    average = all_reduce_sum(local.clone()) / world_size
+    between = all_reduce_sum((local[:width] - average[:width]).square()) / world_size
+    average[width:] += between
+    for name, values in zip(
+        means + variances, average.split([merged[n].numel() for n in means + variances]), strict=True
+    ):
+        merged[name].copy_(values.view_as(merged[name]))
+    if counts:
+        largest = all_reduce_max(torch.stack([merged[name] for name in counts]))
+        for name, value in zip(counts, largest, strict=True):
+            merged[name].copy_(value)
+    return merged
+
+
+@contextmanager
+def merged_statistics(module: nn.Module) -> Iterator[None]:
+    """Gives the module the statistics of an export within the block, and its own back afterwards.
+
+    Collective on entry: all ranks must call.
+    """
+    own = persistent_buffers(module)
+    kept = {name: buffer.detach().clone() for name, buffer in own.items()}
+    try:
+        for name, value in merge_over_ranks(own).items():
+            own[name].copy_(value)
+        yield
+    finally:
+        for name, value in kept.items():
+            own[name].copy_(value)
