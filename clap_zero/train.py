@@ -6,15 +6,18 @@ Light at import: the loader's worker processes import this module again, as the 
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 import traceback
+from typing import TYPE_CHECKING
 
 from clap_zero.errors import EXIT_STOPPED, ClapZeroError, LaunchError
 
+if TYPE_CHECKING:
+    from clap_zero.hooks.watchdog import Watchdog
+
 YIELD_TO_CAUSE_S = 3.0
-"""A rank that only lost its peers ends this much later than they do, so that the launcher reports the cause's exit code."""
+"""A rank that only lost its peers ends this much later, so that the launcher reports the exit code of the cause."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,34 +35,40 @@ def main(argv: list[str] | None = None) -> int:
         watchdog.close()
 
 
-def _run(argv: list[str], watchdog: object) -> int:
+def _run(argv: list[str], watchdog: Watchdog) -> int:
     from clap_zero.config.load import parse_command_line
     from clap_zero.distributed import world as ranks
 
     # 1. The command line: nothing is started for a command that cannot run.
-    command = parse_command_line(argv, has_gpu=ranks.has_gpu)
+    command = parse_command_line(argv, has_gpu="--help" not in argv and ranks.has_gpu())
 
     # 2. All ranks meet.
     world = ranks.init_distributed(timeout_s=command.run.distributed.timeout_s)
     try:
-        # 3. Everything that can be known before the model is built is checked, then the run is built.
-        from clap_zero.training.loop import Outcome
-        from clap_zero.training.setup import build, prepare
+        # 3. Everything that can be known before a model is built is checked.
+        from clap_zero.training.prepare import prepare
 
         prepared = prepare(command, world=world)
         if prepared is None:
             return 0
+        settled, lock = prepared
+        # 4. The model, the data and the hooks are made and joined.
+        from clap_zero.training.loop import Outcome
+        from clap_zero.training.setup import build
+
+        trainer = build(settled, world=world, stop_requested=watchdog.stop_requested)
+        # 5. Train.
         try:
-            trainer = build(prepared, world=world, stop_requested=watchdog.stop_requested)
-            # 4. Train.
-            try:
-                outcome = trainer.fit()
-            finally:
-                trainer.close()
+            outcome = trainer.fit()
         finally:
-            # 5. Close.
-            prepared.close()
-        return 0 if outcome is Outcome.DONE else EXIT_STOPPED
+            trainer.close()
+        # 6. Close.
+        if outcome is Outcome.STOPPED:
+            return EXIT_STOPPED
+        if world.is_main:
+            settled.directory.mark_finished(trainer.state.step)
+        lock.release()
+        return 0
     finally:
         ranks.teardown()
 
@@ -80,7 +89,9 @@ def run_and_exit(argv: list[str] | None = None) -> None:
     except Exception as error:  # noqa: BLE001
         # The boundary of the process: whatever it is, it is shown whole, and the process must end.
         if _is_lost_contact(error):
-            _say(f"error: lost contact with the other ranks ({_first_line(error)}); the cause is in another rank's message")
+            _say(
+                f"error: lost contact with the other ranks ({_first_line(error)}); another rank's message has the cause"
+            )
             time.sleep(YIELD_TO_CAUSE_S)
             code = LaunchError.exit_code
         else:
@@ -94,15 +105,17 @@ def run_and_exit(argv: list[str] | None = None) -> None:
 
 
 def _say(text: str) -> None:
-    rank = os.environ.get("RANK")
-    where = f" [rank {rank} on {socket.gethostname()}]" if rank is not None else ""
-    print(f"clap_zero{where}: {text}", file=sys.stderr)
+    from clap_zero.distributed.world import describe_process
+
+    where = describe_process()
+    print(f"clap_zero{f' [{where}]' if where else ''}: {text}", file=sys.stderr)
 
 
 def _is_lost_contact(error: BaseException) -> bool:
+    """Whether an error of a collective says no more than that another rank is gone."""
     text = f"{type(error).__name__} {error}"
-    return any(sign in text for sign in ("Connection closed by peer", "Connection reset by peer", "DistBackendError",
-                                         "DistNetworkError", "Broken pipe", "gloo", "NCCL"))
+    signs = ("Connection closed by peer", "Connection reset by peer", "DistBackendError", "DistNetworkError", "gloo")
+    return any(sign in text for sign in signs)
 
 
 def _first_line(error: BaseException) -> str:

@@ -5,11 +5,13 @@ The only reader of RANK, WORLD_SIZE and their relatives, and of our own environm
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 
@@ -71,8 +73,8 @@ def read_launch_environment() -> LaunchEnvironment:
         env = LaunchEnvironment(_variable("RANK", 0), size, _variable("LOCAL_RANK", 0), local_size)
     if env.size > 1 and "MASTER_ADDR" not in os.environ:
         raise LaunchError(
-            f"this is process {env.rank} of {env.size}, but MASTER_ADDR is not set, so the processes cannot meet: start "
-            "with `deepspeed`, `torchrun` or launch/slurm.sbatch, or export MASTER_ADDR and MASTER_PORT"
+            f"this is process {env.rank} of {env.size}, but MASTER_ADDR is not set, so the processes cannot meet: "
+            "start with `deepspeed`, `torchrun` or launch/slurm.sbatch, or export MASTER_ADDR and MASTER_PORT"
         )
     if not 0 <= env.rank < env.size:
         raise LaunchError(f"RANK={env.rank} does not fit WORLD_SIZE={env.size}: ranks go from 0 to {env.size - 1}")
@@ -152,8 +154,33 @@ def set_cpu_threads(world: World) -> int:
     """
     chosen_by_user = "OMP_NUM_THREADS" in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ
     if world.device.type == "cpu" and not chosen_by_user:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.local_size))
+        torch.set_num_threads(cores_per_rank(world))
     return torch.get_num_threads()
+
+
+def cores_per_rank(world: World) -> int:
+    """Cores of this host that one rank may use, at least 1."""
+    return max(1, len(os.sched_getaffinity(0)) // world.local_size)
+
+
+def memory_bytes(world: World) -> int:
+    """Memory that this rank may fill: its device's, or its share of the host's (a container's limit counts)."""
+    if world.device.type != "cpu":
+        from deepspeed.accelerator import get_accelerator
+
+        return int(get_accelerator().total_memory())
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # No such file outside a cgroup v2 container; "max" where there is no limit.
+    with contextlib.suppress(OSError, ValueError):
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return total // world.local_size
+
+
+def describe_process() -> str:
+    """What to call this process in a message: `rank 3 on host7`, or nothing in a job of one process."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return ""
+    return f"rank {os.environ.get('RANK', '?')} on {socket.gethostname()}"
 
 
 def _complete_environment(env: LaunchEnvironment) -> None:

@@ -55,11 +55,8 @@ class ConsoleHook(Hook):
         self._say(f"checkpoint {path}")
 
     def on_evaluate(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
-        shown = ", ".join(
-            f"{name} {metrics[name]:.3g}"
-            for name in ("audio_to_text.R@1", "text_to_audio.R@1", "audio_to_text.median_rank", "text_to_audio.median_rank")
-            if name in metrics
-        )
+        names = (f"{way}.{figure}" for figure in ("R@1", "median_rank") for way in ("audio_to_text", "text_to_audio"))
+        shown = ", ".join(f"{name} {metrics[name]:.3g}" for name in names if name in metrics)
         self._say(f"evaluation at step {trainer.state.step}: {shown} (of {metrics.get('num_clips')} held-out clips)")
 
     def on_stop(self, trainer: Trainer, reason: str) -> None:

@@ -2,7 +2,47 @@
 
 from __future__ import annotations
 
-from clap_zero.evaluation.runner import EvalResult, write_result
+from collections.abc import Callable, Iterator
+
+from clap_zero.audio.features import ClapFeatures
+from clap_zero.data.batch import EvalBatch
+from clap_zero.evaluation.runner import evaluate, write_result
 from clap_zero.training.hooks import Hook
 from clap_zero.training.loop import Trainer
 from clap_zero.training.step import StepResult
+
+
+class EvaluateHook(Hook):
+    """At step 0, every N steps, and at the end. All ranks take part; rank 0 writes RUN/eval/step-N.json."""
+
+    def __init__(
+        self, batches: Callable[[], Iterator[EvalBatch]], *, features: ClapFeatures, every_steps: int | None
+    ) -> None:
+        """Args:
+        batches: Starts one pass over this rank's share of the held-out pairs.
+        features: Waveforms to log-mel on the training device.
+        every_steps: Optimizer steps between two evaluations, None for start and end only.
+        """
+        self._batches = batches
+        self._features = features
+        self._every_steps = every_steps
+        self._last_step: int | None = None
+
+    def on_start(self, trainer: Trainer) -> None:
+        if trainer.state.step == 0:
+            self._evaluate(trainer)
+
+    def on_step(self, trainer: Trainer, result: StepResult) -> None:
+        if self._every_steps is not None and result.step % self._every_steps == 0:
+            self._evaluate(trainer)
+
+    def on_end(self, trainer: Trainer) -> None:
+        if self._last_step != trainer.state.step:
+            self._evaluate(trainer)
+
+    def _evaluate(self, trainer: Trainer) -> None:
+        result = evaluate(trainer.engine.deepspeed, self._batches(), self._features, device=trainer.world.device)
+        self._last_step = trainer.state.step
+        if trainer.world.is_main:
+            write_result(trainer.run_dir, trainer.state.step, result)
+        trainer.fire("on_evaluate", result.metrics)

@@ -19,14 +19,16 @@ CLOSE_TIMEOUT_S = 30.0
 class WandbHook(Hook):
     """One W&B run per job, whatever the number of ranks and restarts. Rank 0 only.
 
-    The run keeps its id in RUN/wandb/run_id, so that a resumed job goes on in the same W&B run; offline, each attempt is
-    a directory of its own with that id and `wandb sync` joins them. The x axis is our own `step`: a resume that goes
+    The run keeps its id in RUN/wandb/run_id, so that a resumed job goes on in the same W&B run; offline, each attempt
+    is a directory of its own with that id and `wandb sync` joins them. The x axis is our own `step`: a resume that goes
     back to a checkpoint logs those steps again and W&B drops nothing.
 
     Everything that can wait for the network happens in a thread of its own, fed through a queue.
     """
 
-    def __init__(self, run_dir: Path, *, mode: str, settings: dict[str, Any], config: dict[str, Any], attempt: int) -> None:
+    def __init__(
+        self, run_dir: Path, *, mode: str, settings: dict[str, Any], config: dict[str, Any], attempt: int
+    ) -> None:
         """Args:
         run_dir: Directory of the run.
         mode: "auto", "online", "offline" or "disabled"; auto is offline without a key, after WANDB_MODE.

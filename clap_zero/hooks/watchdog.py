@@ -1,6 +1,6 @@
-"""A thread that notices what the main thread cannot while it waits in a collective: signals, and a launcher that is gone.
+"""A thread that notices what the main thread cannot while it waits in a collective: signals, and a dead launcher.
 
-Python runs a signal handler only when the main thread comes back from C, so the handler's byte on a pipe is what counts.
+Python runs a signal handler only when the main thread comes back from C, so the byte on a pipe is what counts.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def _leave(reason: str) -> None:
 def _launcher_ancestors() -> list[tuple[int, Callable[[], bool]]]:
     """The processes that must live for this one to go on.
 
-    Always the parent. Above DeepSpeed's launch.py also the `deepspeed` command itself, because launch.py survives it. No
-    shell or terminal above those: a run that was sent to the background outlives them.
+    Always the parent. Above DeepSpeed's launch.py also the `deepspeed` command itself, because launch.py survives it.
+    No shell or terminal above those: a run that was sent to the background outlives them.
     """
     parent = os.getppid()
     watched: list[tuple[int, Callable[[], bool]]] = [(parent, lambda: os.getppid() == parent)]

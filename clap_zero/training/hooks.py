@@ -1,7 +1,7 @@
 """The moments of a run that a hook can act at.
 
-Eight moments; each does nothing unless a hook overrides it. Hooks run in the order in which `setup` lists them, on every
-rank unless a hook limits itself to rank 0. A hook that calls a collective must do so on all ranks.
+Eight moments; each does nothing unless a hook overrides it. Hooks run in the order in which `setup` lists them, on
+every rank that has them. A hook that calls a collective must be there on all ranks.
 """
 
 from __future__ import annotations

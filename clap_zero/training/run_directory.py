@@ -57,8 +57,8 @@ class RunLock:
                     holder = self._file.read().strip() or "an unknown process"
                     self.release()
                     raise LaunchError(
-                        f"{self._path.parent} is in use by another job ({holder}): wait for it, stop it, or give another "
-                        "--run_dir"
+                        f"{self._path.parent} is in use by another job ({holder}): wait for it, stop it, or give "
+                        "another --run_dir"
                     ) from None
                 time.sleep(0.2)
         self._file.truncate(0)
@@ -103,7 +103,9 @@ class RunDirectory:
             probe.write_text("x")
             probe.unlink()
         except OSError as error:
-            raise LaunchError(f"cannot write the run directory {self.path}: {error.strerror}; give another --run_dir") from error
+            raise LaunchError(
+                f"cannot write the run directory {self.path}: {error.strerror}; give another --run_dir"
+            ) from error
 
     @property
     def metrics_path(self) -> Path:

@@ -1,7 +1,7 @@
 """Random numbers as a function of where the run is.
 
-Nothing has to be saved for a resumed run to draw what an uninterrupted one draws: before each micro batch the generators
-are set from (seed, step, micro batch, rank).
+Nothing has to be saved for a resumed run to draw what an uninterrupted one draws: before each micro batch the
+generators are set from (seed, step, micro batch, rank).
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class Stepper:
         patience = 1 if self._engine.loss_scale is None else 50
         if self._num_not_finite >= patience:
             raise DivergedError(
-                f"the loss of step {result.step} is {result.loss} (learning rate {result.learning_rate:g}): the weights "
-                "are not usable any more; the last complete checkpoint is intact. Lower --train.learning_rate, or raise "
-                "--train.warmup_steps, and start again in another run directory"
+                f"step {result.step} has loss {result.loss} (learning rate {result.learning_rate:g}): the weights "
+                "are lost, the last complete checkpoint is intact. Lower --train.learning_rate or raise "
+                "--train.warmup_steps, and start again in another --run_dir"
             )

@@ -1,0 +1,230 @@
+"""Everything that is settled before a model is built: data, DeepSpeed configuration, length, run directory.
+
+Rank 0 reads and writes the files; the other ranks get its result, or its error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from clap_zero.checkpoint.store import CheckpointStore
+from clap_zero.config.deepspeed import Machine, ResolvedDeepSpeed, load_ds_json, resolve
+from clap_zero.config.load import CommandLine, dump_run_config
+from clap_zero.config.schema import RunConfig
+from clap_zero.data.embedded import embedded_sounds
+from clap_zero.data.index import ShardIndex, load_index
+from clap_zero.data.partition import steps_per_epoch
+from clap_zero.distributed import collectives
+from clap_zero.distributed.world import World, memory_bytes
+from clap_zero.errors import ClapZeroError, ConfigError, DataError
+from clap_zero.training.loop import Plan
+from clap_zero.training.run_directory import RunDirectory, RunLock
+
+LOCK_WAIT_S = 20.0
+"""How long the processes of a killed job may take to go away before a new one gives up."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What a run is, equal on all ranks.
+
+    Attributes:
+        run: The run config, complete.
+        resolved: The checked DeepSpeed configuration.
+        train: The training shards.
+        val: The held-out shards, None without any.
+        plan: The length of the run.
+        attempt: 1 for the first start of the run.
+        resume_from: The checkpoint to load, None for a new run.
+    """
+
+    run: RunConfig
+    resolved: ResolvedDeepSpeed
+    train: ShardIndex
+    val: ShardIndex | None
+    plan: Plan
+    attempt: int
+    resume_from: Path | None
+
+    @property
+    def directory(self) -> RunDirectory:
+        return RunDirectory(Path(str(self.run.run_dir)))
+
+
+def prepare(command: CommandLine, *, world: World) -> tuple[Settled, RunLock] | None:
+    """Check everything, take the run directory, write down what is settled, and say it.
+
+    Collective: all ranks must call.
+
+    Returns:
+        What the run is and this rank's hold on its directory; None when the run is already finished.
+
+    Raises:
+        ClapZeroError: Something is wrong. The same error is raised on all ranks; rank 0 reports it.
+    """
+    lock = RunLock(Path(str(command.run.run_dir)))
+    smallest_memory = min(collectives.all_gather_objects(memory_bytes(world)))
+    try:
+        settled = on_main(world, lambda: _settle(command, lock, world=world, memory=smallest_memory))
+        if settled is None:
+            lock.release()
+            return None
+        if world.is_main:
+            lock.share()
+        collectives.barrier()
+        if not world.is_main:
+            lock.share()
+    except ClapZeroError:
+        lock.release()
+        raise
+    return settled, lock
+
+
+def on_main(world: World, function: Callable[[], T]) -> T:
+    """Run a function on rank 0 and give its result, or its error, to all ranks.
+
+    Collective: all ranks must call.
+
+    Raises:
+        ClapZeroError: What the function raised on rank 0.
+    """
+    result: Any = None
+    error: ClapZeroError | None = None
+    if world.is_main:
+        try:
+            result = function()
+        except ClapZeroError as raised:
+            error = raised
+    result, error = collectives.broadcast_object((result, error))
+    if error is not None:
+        error.reported_elsewhere = not world.is_main
+        raise error
+    return result
+
+
+def _settle(command: CommandLine, lock: RunLock, *, world: World, memory: int) -> Settled | None:
+    """Rank 0's part of `prepare`.
+
+    Returns:
+        None when the run is finished.
+    """
+    directory = RunDirectory(Path(str(command.run.run_dir)))
+    if command.run.resume == "never":
+        _make_room(directory, force=command.run.force)
+    directory.create()
+    lock.acquire_alone(wait_s=LOCK_WAIT_S)
+    run, notes = with_data(command.run)
+    train = load_index(run.data.train)
+    val = load_index(run.data.val) if run.data.val else None
+    resolved = resolve(
+        load_ds_json(command.ds_path, command.ds_overrides),
+        run,
+        world_size=world.size,
+        machine=Machine(memory_bytes=memory, num_samples=train.num_samples, device_type=world.device.type),
+        recorded=None if run.force else directory.recorded_ds_config(),
+    )
+    plan = make_plan(run, resolved, train)
+    data = {name: _summary(index) for name, index in (("train", train), ("val", val)) if index is not None}
+    directory.check_unchanged(run=run.model_dump(mode="json"), ds=resolved.config, data=data, force=run.force)
+    finished = directory.finished_step()
+    if finished is not None and finished >= plan.max_steps:
+        print(f"{directory.path} is already complete: {finished} steps. Give another --run_dir for a new run")
+        return None
+    resume_from = _checkpoint_to_load(run, CheckpointStore(directory.checkpoints_path))
+    directory.record(run=dump_run_config(run), ds=resolved.config, data=data)
+    settled = Settled(run, resolved, train, val, plan, directory.next_attempt(), resume_from)
+    _tell(settled, notes=[*command.notes, *notes], world=world)
+    return settled
+
+
+def _make_room(directory: RunDirectory, *, force: bool) -> None:
+    """For `--resume never`: a directory that holds a run is refused, or with --force moved aside as a whole."""
+    if not directory.checkpoints_path.exists() and not directory.metrics_path.exists():
+        return
+    if not force:
+        raise ConfigError(
+            f"--resume never, but {directory.path} holds a run: give another --run_dir, or add --force to move it aside"
+        )
+    held = RunLock(directory.path)
+    held.acquire_alone(wait_s=LOCK_WAIT_S)
+    print(f"moved the old run to {directory.set_aside()}", flush=True)
+    held.release()
+
+
+def with_data(run: RunConfig) -> tuple[RunConfig, list[str]]:
+    """Fill in the embedded sounds where no data is named.
+
+    Returns:
+        The run config, and what was chosen, to be printed.
+    """
+    if run.data.train:
+        return run, [] if run.data.val else ["no --data.val: nothing is held out, so nothing is evaluated"]
+    train, val = embedded_sounds()
+    chosen = {"train": (str(train),), "val": run.data.val or (str(val),)}
+    data = run.data.model_copy(update=chosen)
+    return run.model_copy(update={"data": data}), [f"data.train {train}: no data was named, so the embedded sounds"]
+
+
+def make_plan(run: RunConfig, resolved: ResolvedDeepSpeed, train: ShardIndex) -> Plan:
+    """The length of the run in optimizer steps.
+
+    Raises:
+        DataError: There are fewer samples than one global batch needs.
+    """
+    num_steps = steps_per_epoch(train.num_samples, resolved.global_batch)
+    if num_steps == 0:
+        raise DataError(
+            f"{train.num_samples} training pairs are fewer than one global batch of {resolved.global_batch}: give more "
+            "data, or lower train_micro_batch_size_per_gpu, gradient_accumulation_steps or the number of ranks"
+        )
+    max_steps = run.train.max_steps
+    if max_steps is None:
+        assert run.train.epochs is not None
+        max_steps = max(1, round(run.train.epochs * num_steps))
+    return Plan(
+        max_steps=max_steps,
+        steps_per_epoch=num_steps,
+        num_samples=train.num_samples,
+        global_batch=resolved.global_batch,
+    )
+
+
+def _checkpoint_to_load(run: RunConfig, store: CheckpointStore) -> Path | None:
+    """The run's own newest complete checkpoint; before there is one, what --resume names."""
+    own = store.newest_complete()
+    for rejected in store.rejected:
+        print(f"clap_zero: warning: checkpoint passed over: {rejected}", flush=True)
+    if own is not None or run.resume in ("auto", "never"):
+        return own
+    return CheckpointStore(Path(run.resume)).resolve(run.resume)
+
+
+def _summary(index: ShardIndex) -> dict[str, Any]:
+    return {"fingerprint": index.fingerprint, "num_shards": len(index.paths), "num_samples": index.num_samples}
+
+
+def _tell(settled: Settled, *, notes: list[str], world: World) -> None:
+    """The run as a numbered story, each derived number with where it comes from."""
+    run, resolved, plan = settled.run, settled.resolved, settled.plan
+    left_over = plan.num_samples - plan.steps_per_epoch * plan.global_batch
+    whole = plan.global_batch if resolved.accumulation == 1 else resolved.micro_batch * world.size
+    lines = [
+        *notes,
+        *resolved.explanation,
+        f"data: {plan.num_samples} training pairs in {len(settled.train.paths)} shards, "
+        f"{0 if settled.val is None else settled.val.num_samples} held out",
+        f"length: {plan.max_steps} optimizer steps, {plan.steps_per_epoch} an epoch; {left_over} pairs of each epoch, "
+        "others each time, do not fill a step",
+        f"negatives: the {whole} pairs of a micro batch over all ranks"
+        + ("" if resolved.accumulation == 1 else f", not the {plan.global_batch} of a step"),
+        f"BatchNorm: {run.model.batch_norm}",
+        f"run: {run.run_dir}, attempt {settled.attempt}, "
+        + ("from step 0" if settled.resume_from is None else f"resumed from {settled.resume_from}"),
+    ]
+    for number, line in enumerate(lines, start=1):
+        print(f"{number:2d}. {line}", flush=True)
