@@ -1,0 +1,158 @@
+"""What travels from the loader to the training step and the evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from clap_zero.audio.features import ClipBatch, FeatureConfig
+from clap_zero.data.partition import DataPosition
+
+
+@dataclass(frozen=True)
+class LoaderPlan:
+    """Everything that decides what a rank reads, and how its samples are made.
+
+    Attributes:
+        rank: rank of the reader.
+        world_size: number of ranks.
+        micro_batch: samples of a rank in a micro batch (in an evaluation batch).
+        features: how clips are cut; its `truncation` and `max_samples` are read.
+        accumulation: micro batches of a step. Evaluation ignores it.
+        position: where the first step begins. Evaluation ignores it.
+        seed: seed of the run: order, crops, captions.
+        shuffle_shards: shards that are mixed together.
+        workers: loader processes of this rank; 0 builds batches in the calling process.
+        tokenizer_path: directory with vocab.json and merges.txt or tokenizer.json; None: the embedded RoBERTa.
+        max_caption_tokens: longest caption, special tokens included.
+        caption_key: key of the captions in a sample's json.
+        max_seconds: longest part of a clip that is decoded, in seconds.
+        max_bad_fraction: more unusable samples than this part of an epoch end the run.
+        prefetch: batches that a worker prepares ahead.
+        pin_memory: copy batches to page-locked memory (only where CUDA is there).
+    """
+
+    rank: int
+    world_size: int
+    micro_batch: int
+    features: FeatureConfig
+    accumulation: int = 1
+    position: DataPosition = field(default_factory=DataPosition)
+    seed: int = 0
+    shuffle_shards: int = 16
+    workers: int = 0
+    tokenizer_path: str | None = None
+    max_caption_tokens: int = 77
+    caption_key: str = "text"
+    max_seconds: float = 60.0
+    max_bad_fraction: float = 0.05
+    prefetch: int = 2
+    pin_memory: bool = False
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step over all ranks and micro batches."""
+        return self.micro_batch * self.accumulation * self.world_size
+
+
+_Batch = TypeVar("_Batch", "Batch", "EvalBatch")
+
+
+def _map_tensors(batch: _Batch, names: tuple[str, ...], change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    return {name: change(getattr(batch, name)) for name in names}
+
+
+@dataclass
+class Batch:
+    """One micro batch of one rank for training.
+
+    Attributes:
+        clips: the waveforms, int16.
+        input_ids: int64 (b, L), padded with 1 to the longest caption.
+        attention_mask: int64 (b, L).
+        caption_ids: int64 (b,), equal where captions are equal (a hash of the text).
+        keys: `shard::basename` of each sample that is really in the batch.
+        position: where the step that this micro batch belongs to begins.
+        micro_index: 0-based number of the micro batch in its step.
+        skipped: (key, reason) of each sample that could not be used; other samples of the epoch took their places.
+        notes: what was found wrong with shards, each said once by a worker.
+        num_truncated: captions that were cut to `max_caption_tokens`.
+    """
+
+    clips: ClipBatch
+    input_ids: Tensor
+    attention_mask: Tensor
+    caption_ids: Tensor
+    keys: list[str]
+    position: DataPosition
+    micro_index: int
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    num_truncated: int = 0
+
+    _TENSORS = ("input_ids", "attention_mask", "caption_ids")
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def pin_memory(self) -> Batch:
+        """A copy in page-locked memory."""
+        return replace(self, clips=self.clips.pin_memory(), **_map_tensors(self, self._TENSORS, Tensor.pin_memory))
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
+        """A copy on a device; `clips` keeps its lengths on the CPU."""
+        moved = _map_tensors(self, self._TENSORS, lambda t: t.to(device, non_blocking=non_blocking))
+        return replace(self, clips=self.clips.to(device, non_blocking=non_blocking), **moved)
+
+
+@dataclass
+class EvalBatch:
+    """Clips of one rank for evaluation, with all their captions.
+
+    Ranks yield equally many batches of equal size: what is missing at the end is filled with repeats, marked invalid.
+
+    Attributes:
+        clips: the waveforms, int16, cut in a fixed way.
+        clip_ids: int64 (b,): place of the clip in the natural order of the index.
+        valid: bool (b,): count this clip. False for repeats and for clips that stand in for unusable ones.
+        input_ids: int64 (c, L): all captions of the clips, padded with 1.
+        attention_mask: int64 (c, L).
+        caption_clip_ids: int64 (c,): the clip_id of each caption.
+        caption_valid: bool (c,): `valid` of its clip.
+        keys: `shard::basename` of each clip.
+        captions: the texts, (c,).
+        skipped: (key, reason) of each sample that could not be used.
+        notes: what was found wrong with shards.
+        num_truncated: captions that were cut to `max_caption_tokens`.
+    """
+
+    clips: ClipBatch
+    clip_ids: Tensor
+    valid: Tensor
+    input_ids: Tensor
+    attention_mask: Tensor
+    caption_clip_ids: Tensor
+    caption_valid: Tensor
+    keys: list[str]
+    captions: list[str]
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    num_truncated: int = 0
+
+    _TENSORS = ("clip_ids", "valid", "input_ids", "attention_mask", "caption_clip_ids", "caption_valid")
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def pin_memory(self) -> EvalBatch:
+        """A copy in page-locked memory."""
+        return replace(self, clips=self.clips.pin_memory(), **_map_tensors(self, self._TENSORS, Tensor.pin_memory))
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> EvalBatch:
+        """A copy on a device; `clips` keeps its lengths on the CPU."""
+        moved = _map_tensors(self, self._TENSORS, lambda t: t.to(device, non_blocking=non_blocking))
+        return replace(self, clips=self.clips.to(device, non_blocking=non_blocking), **moved)

@@ -1,0 +1,219 @@
+"""Batches for a rank: worker processes around the pipeline, one endless stream for training, one pass for evaluation.
+
+Workers come from a forkserver: they import neither the caller's main module nor anything heavy. Worker w of W builds
+batches w, w + W, w + 2 W... and they are taken in turn, so the stream does not depend on W. One set of workers lasts
+for all epochs. It ends when the generator is closed or collected, and by itself when the rank dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from functools import partial
+from typing import cast
+
+import torch
+from torch.utils.data import DataLoader
+
+from clap_zero.data.batch import Batch, EvalBatch, LoaderPlan
+from clap_zero.data.index import ShardIndex
+from clap_zero.data.pipeline import Failure, build_pipeline
+from clap_zero.data.schedule import num_eval_batches
+from clap_zero.data.text import MAX_TOKENS
+from clap_zero.errors import ConfigError, DataError
+
+__all__ = ["Batch", "EvalBatch", "LoaderPlan", "eval_batches", "train_batches"]
+
+_logger = logging.getLogger(__name__)
+MIN_BAD = 16
+"""So many bad samples of an epoch on a rank never end a run."""
+_EARLY_SAMPLES = 10_000
+_SKIPS_SHOWN = 20
+
+
+def train_batches(index: ShardIndex, *, plan: LoaderPlan) -> Iterator[Batch]:
+    """The rank's micro batches from `plan.position` on, without end: step after step, epoch after epoch.
+
+    Close the generator to end its workers.
+
+    Args:
+        index: the shards.
+        plan: what this rank reads.
+
+    Returns:
+        A generator; all ranks get batches of equal size and may take as many as they like.
+
+    Raises:
+        DataError: (at once) there are fewer samples than a global batch; (later) too many samples are bad, or a worker
+            died.
+        ConfigError: a setting is out of range.
+    """
+    _check(plan)
+    if index.num_samples < plan.global_batch:
+        raise DataError(
+            f"a global batch of {plan.global_batch} ({plan.micro_batch} micro x {plan.accumulation} accumulation x "
+            f"{plan.world_size} ranks) is more than the {index.num_samples} samples in {len(index.paths)} shards: "
+            f"lower the micro batch or the accumulation, or give more data"
+        )
+    return cast("Iterator[Batch]", _batches(index, plan, training=True, workers=plan.workers))
+
+
+def eval_batches(index: ShardIndex, *, plan: LoaderPlan) -> Iterator[EvalBatch]:
+    """One pass over all clips in their natural order, shared over the ranks, the same on each call.
+
+    Args:
+        index: the shards.
+        plan: what this rank reads; `micro_batch` is the size of a batch.
+
+    Returns:
+        A generator of ceil(num_samples / (world_size * micro_batch)) batches on every rank.
+
+    Raises:
+        DataError: too many samples are bad, or a worker died.
+        ConfigError: a setting is out of range.
+    """
+    _check(plan)
+    workers = min(plan.workers, num_eval_batches(plan, index.num_samples))
+    return cast("Iterator[EvalBatch]", _batches(index, plan, training=False, workers=workers))
+
+
+def _check(plan: LoaderPlan) -> None:
+    if not 2 < plan.max_caption_tokens <= MAX_TOKENS:
+        raise ConfigError(
+            f"data.max_caption_tokens must be from 3 to {MAX_TOKENS} (<s> and </s> included), is "
+            f"{plan.max_caption_tokens}"
+        )
+    if min(plan.micro_batch, plan.accumulation, plan.world_size, plan.shuffle_shards, plan.prefetch) < 1:
+        raise ConfigError(f"micro batch, accumulation, ranks, shuffle_shards and prefetch must be at least 1: {plan}")
+    if plan.workers < 0:
+        raise ConfigError(f"data.workers must be 0 or more, is {plan.workers}")
+
+
+def _batches(index: ShardIndex, plan: LoaderPlan, *, training: bool, workers: int) -> Iterator[Batch | EvalBatch]:
+    """Takes batches from the pipeline, in this process or from workers, and watches over them."""
+    pipeline = build_pipeline(index, plan, training=training)
+    source = iter(pipeline) if workers == 0 else _start_workers(pipeline, plan, workers)
+    watch = _BadSamples(plan, index.num_samples)
+    try:
+        while True:
+            try:
+                batch = next(source)
+            except StopIteration:
+                return
+            except Exception as error:
+                # Whatever ends a worker is the end of the data; torch names the worker in the first line.
+                raise DataError(f"the data loader of rank {plan.rank} failed: {_one_line(error)}") from error
+            if isinstance(batch, Failure):
+                raise DataError(batch.message)
+            watch.see(batch)
+            yield batch
+    finally:
+        # The iterator ends its workers when the last reference to it goes.
+        del source
+
+
+def _one_line(error: Exception) -> str:
+    """First line of an error and, where it is a worker's traceback, the last, which names the error itself."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
+
+
+def _start_workers(pipeline: object, plan: LoaderPlan, workers: int) -> Iterator[object]:
+    context = multiprocessing.get_context("forkserver")
+    # Where the package is installed, workers inherit the imports of the server instead of repeating them.
+    context.set_forkserver_preload(["clap_zero.data.pipeline"])
+    loader: DataLoader = DataLoader(
+        pipeline,  # type: ignore[arg-type]
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context=context,
+        worker_init_fn=partial(_init_worker, os.getpid()),
+        prefetch_factor=plan.prefetch,
+        pin_memory=plan.pin_memory and torch.cuda.is_available(),
+    )
+    with _no_main_module():
+        return iter(loader)
+
+
+@contextlib.contextmanager
+def _no_main_module() -> Iterator[None]:
+    """Hides `__main__` while workers start: they would import it again, with all that it imports."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _init_worker(rank_pid: int, worker: int) -> None:
+    """Runs first in each worker."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the rank ends its workers
+    threading.Thread(target=_leave_with, args=(rank_pid,), name=f"watch-rank-{rank_pid}", daemon=True).start()
+
+
+def _leave_with(rank_pid: int) -> None:
+    """Ends this worker as soon as its rank is gone: a killed rank cannot tell its workers."""
+    try:
+        handle = os.pidfd_open(rank_pid)
+    except ProcessLookupError:
+        os._exit(1)
+    except (AttributeError, OSError):
+        return  # not Linux: torch's own watch, which polls, has to do
+    # A pidfd becomes readable when its process ends.
+    multiprocessing.connection.wait([handle])
+    os._exit(1)
+
+
+class _BadSamples:
+    """Counts samples that could not be used, says so, and ends the run when they are too many.
+
+    The limit is `max_bad_fraction` of the rank's slots in the epoch so far, of at least its share of 10,000 samples (or
+    of the epoch, where that is smaller), and never below 16: one broken shard among many, or two bad files among
+    thirty, do not end a run.
+    """
+
+    def __init__(self, plan: LoaderPlan, num_samples: int) -> None:
+        self._plan = plan
+        self._early = min(num_samples, _EARLY_SAMPLES) / plan.world_size
+        self._epoch, self._slots, self._bad = -1, 0, 0
+        self._total = 0
+        self._latest: list[str] = []
+        self._said: set[str] = set()
+
+    def see(self, batch: Batch | EvalBatch) -> None:
+        epoch = batch.position.epoch if isinstance(batch, Batch) else 0
+        if epoch != self._epoch:
+            self._epoch, self._slots, self._bad = epoch, 0, 0
+        self._slots += len(batch)
+        self._bad += len(batch.skipped)
+        for note in batch.notes:
+            self._say_once(note)
+        if batch.num_truncated:
+            self._say_once(f"captions with more than {self._plan.max_caption_tokens} tokens are cut")
+        for key, reason in batch.skipped:
+            self._total += 1
+            self._latest = [*self._latest[-9:], f"{key} ({reason})"]
+            if self._total <= _SKIPS_SHOWN or self._total & (self._total - 1) == 0:
+                _logger.warning("rank %d skipped sample %d: %s (%s)", self._plan.rank, self._total, key, reason)
+        limit = max(MIN_BAD, self._plan.max_bad_fraction * max(self._slots, self._early))
+        if self._bad > limit:
+            raise DataError(
+                f"{self._bad} of {self._slots} samples of epoch {self._epoch} cannot be used on rank {self._plan.rank}, "
+                f"more than data.max_bad_fraction {self._plan.max_bad_fraction} allows; the latest: "
+                + "; ".join(self._latest)
+            )
+
+    def _say_once(self, note: str) -> None:
+        if note not in self._said:
+            self._said.add(note)
+            _logger.warning("rank %d: %s", self._plan.rank, note)
