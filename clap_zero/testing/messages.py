@@ -18,10 +18,15 @@ STACK_SIGNAL = signal.SIGUSR2
 """Sent to a rank that hangs: it writes the stacks of all its threads to its log."""
 
 PLACE_VARIABLES = frozenset(
-    "RANK WORLD_SIZE LOCAL_RANK LOCAL_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT GLOO_SOCKET_IFNAME "
-    "CUDA_VISIBLE_DEVICES DS_ACCELERATOR OMP_NUM_THREADS PYTHONUNBUFFERED PYTHONPATH".split()
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    + ("GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR", "OMP_NUM_THREADS")
+    + ("PYTHONUNBUFFERED", "PYTHONPATH")
 )
 """Variables that belong to the rank and do not follow the test process."""
+
+
+PROGRAM = "__program__"
+"""Name under which a rank loads the program that started it, which keeps the program's own main from running."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +88,11 @@ def unpack_task(task: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 def _module(name: str, file: str | None) -> ModuleType:
     """The module of this name, by import if it can be imported, else from its file, as pytest loads test modules."""
-    if name == "__main__":  # a program: load it under the name that keeps its own main from running
-        name = "__mp_main__"
+    if name == "__main__":
+        name = PROGRAM
     if name in sys.modules:
         return sys.modules[name]
-    if name != "__mp_main__":
+    if name != PROGRAM:
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError:

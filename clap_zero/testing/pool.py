@@ -194,8 +194,9 @@ class _Pool:
 
     def _raise_failure(self, replies: dict[int, Reply], failed: list[int]) -> None:
         first = replies[failed[0]]
+        states = {number: "failed too" if number in failed else "had finished" for number in replies}
         others = ", ".join(
-            f"rank {rank.rank} {'failed too' if rank.rank in failed else 'had finished' if rank.rank in replies else 'was still running'}"
+            f"rank {rank.rank} {states.get(rank.rank, 'was still running')}"
             for rank in self.ranks
             if rank.rank != failed[0]
         )
