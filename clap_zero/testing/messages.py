@@ -18,9 +18,21 @@ STACK_SIGNAL = signal.SIGUSR2
 """Sent to a rank that hangs: it writes the stacks of all its threads to its log."""
 
 PLACE_VARIABLES = frozenset(
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    + ("GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR", "OMP_NUM_THREADS")
-    + ("PYTHONUNBUFFERED", "PYTHONPATH")
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "GLOO_SOCKET_IFNAME",
+        "CUDA_VISIBLE_DEVICES",
+        "DS_ACCELERATOR",
+        "OMP_NUM_THREADS",
+        "PYTHONUNBUFFERED",
+        "PYTHONPATH",
+    }
 )
 """Variables that belong to the rank and do not follow the test process."""
 
