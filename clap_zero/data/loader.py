@@ -116,8 +116,14 @@ def _batches(index: ShardIndex, plan: LoaderPlan, *, training: bool, workers: in
             watch.see(batch)
             yield batch
     finally:
-        # The iterator ends its workers when the last reference to it goes.
-        del source
+        _stop(source)
+
+
+def _stop(source: object) -> None:
+    """Ends the workers now. They would end when the last reference goes, but an error's traceback holds one."""
+    for name in ("_shutdown_workers", "close"):  # torch's iterator, a generator
+        if hasattr(source, name):
+            getattr(source, name)()
 
 
 def _one_line(error: Exception) -> str:
@@ -208,7 +214,7 @@ class _BadSamples:
         limit = max(MIN_BAD, self._plan.max_bad_fraction * max(self._slots, self._early))
         if self._bad > limit:
             raise DataError(
-                f"{self._bad} of {self._slots} samples of epoch {self._epoch} cannot be used on rank {self._plan.rank}, "
+                f"{self._bad} of {self._slots} samples of epoch {self._epoch} are unusable on rank {self._plan.rank}, "
                 f"more than data.max_bad_fraction {self._plan.max_bad_fraction} allows; the latest: "
                 + "; ".join(self._latest)
             )
