@@ -7,7 +7,6 @@ through and flushes it to the disk. The ranks compare their errors after the las
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,7 +61,7 @@ class GuardedCheckpointEngine(CheckpointEngine):
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Makes a directory."""
         try:
-            os.makedirs(path, exist_ok=exist_ok)
+            Path(path).mkdir(parents=True, exist_ok=exist_ok)
         except OSError as error:
             self.error = self.error or error
 

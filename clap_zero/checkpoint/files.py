@@ -53,7 +53,7 @@ class ChecksummedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        self._file = open(self.path, "wb")  # noqa: SIM115 (closed by __exit__)
+        self._file = self.path.open("wb")
         self._crc = 0
         self._size = 0
 
@@ -91,7 +91,7 @@ class ChecksummedFile:
 def checksum_file(path: Path) -> FileRecord:
     """Reads a file once and returns its size and checksum."""
     crc, size = 0, 0
-    with open(path, "rb") as file:
+    with Path(path).open("rb") as file:
         while block := file.read(READ_BLOCK_BYTES):
             crc = zlib.crc32(block, crc)
             size += len(block)
@@ -116,11 +116,11 @@ def write_text_atomic(path: Path, text: str) -> None:
     path = Path(path)
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
+        with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     fsync_directory(path.parent)

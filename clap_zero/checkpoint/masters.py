@@ -50,7 +50,7 @@ def _optimizer_copies(engine: DeepSpeedEngine) -> dict[int, Tensor]:
 
 def _own_stretch(parameter: nn.Parameter, copies: dict[int, Tensor]) -> tuple[int, Tensor]:
     """This rank's part of the master: its start in the flattened parameter, and its values (maybe none)."""
-    rank, world_size = rank_and_size()
+    rank, _ = rank_and_size()
     if hasattr(parameter, "ds_id"):
         trained = parameter.requires_grad
         values = safe_get_local_fp32_param(parameter) if trained else parameter.ds_tensor.detach()

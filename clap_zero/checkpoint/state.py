@@ -25,7 +25,8 @@ from torch import Tensor
 from clap_zero.checkpoint.buffers import persistent_buffers
 from clap_zero.checkpoint.engine_files import ENGINE_TAG, save_engine
 from clap_zero.checkpoint.files import FileRecord, checksum_file, save_tensors, write_json
-from clap_zero.checkpoint.store import MANIFEST, CheckpointStore, find_fault, read_manifest
+from clap_zero.checkpoint.manifest import MANIFEST, find_fault, read_manifest
+from clap_zero.checkpoint.store import CheckpointStore
 from clap_zero.checkpoint.weights import write_weights
 from clap_zero.distributed.collectives import all_gather_objects, broadcast_object, rank_and_size
 from clap_zero.errors import CheckpointError

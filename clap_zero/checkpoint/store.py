@@ -13,97 +13,25 @@ may write; anybody may read. Nothing here knows torch or ranks.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from clap_zero.checkpoint.files import (
-    FileRecord,
-    checksum_file,
-    fsync_directory,
-    write_json,
-    write_text_atomic,
-)
+from clap_zero.checkpoint.files import FileRecord, fsync_directory, write_json, write_text_atomic
+from clap_zero.checkpoint.manifest import MANIFEST, MANIFEST_FORMAT, Rejected, find_fault, read_manifest
 from clap_zero.errors import CheckpointError
 
-MANIFEST = "manifest.json"
-MANIFEST_FORMAT = 1
 STEP_NAME = re.compile(r"step-(\d{8,})")
 OLD_PREFIX, TEMPORARY_PREFIX = ".old-", ".tmp-"
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A checkpoint that cannot be used.
-
-    Attributes:
-        path: The directory or pointer file.
-        reason: What is wrong with it, in words.
-    """
-
-    path: Path
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
 
 
 def step_name(step: int) -> str:
     """Name of the directory of an optimizer step."""
     return f"step-{step:08d}"
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Reads a checkpoint's manifest.
-
-    Raises:
-        CheckpointError: There is none, or it is not one of ours.
-    """
-    file = Path(path) / MANIFEST
-    try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no {MANIFEST}, so the save was not finished") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: cannot be read ({error})") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
-        raise CheckpointError(f"{file}: not a manifest of format {MANIFEST_FORMAT}")
-    return manifest
-
-
-def find_fault(path: Path, *, checksums: bool = True, share: tuple[int, int] = (0, 1)) -> str | None:
-    """Compares a checkpoint with its manifest.
-
-    Args:
-        path: The checkpoint's directory.
-        checksums: Also read every file and compare CRC-32; sizes alone find what is missing, empty or cut.
-        share: (rank, world size): checksums of every world-th file only, so that ranks can share the reading.
-
-    Returns:
-        None for a good one, else what is wrong with the first bad file.
-    """
-    try:
-        files = read_manifest(path)["files"]
-    except CheckpointError as error:
-        return str(error).removeprefix(f"{path}: ")
-    for number, (name, record) in enumerate(sorted(files.items())):
-        file = Path(path) / name
-        try:
-            size = file.stat().st_size
-            if size != record["size_bytes"]:
-                return f"{name} has {size} bytes instead of {record['size_bytes']}"
-            if checksums and number % share[1] == share[0] and checksum_file(file).crc32 != record["crc32"]:
-                return f"{name} has the right size but another checksum than when it was written"
-        except FileNotFoundError:
-            return f"{name} is missing"
-        except OSError as error:
-            return f"{name} cannot be read ({error})"
-    return None
 
 
 class CheckpointStore:
@@ -235,7 +163,7 @@ class CheckpointStore:
                 if original.is_dir():
                     shutil.rmtree(entry)
                 else:  # died between the two renames of an exchange
-                    os.rename(entry, original)
+                    entry.rename(original)
             elif entry.name.startswith(TEMPORARY_PREFIX) and entry.is_dir():
                 shutil.rmtree(entry)
         temporary = self.root / f"{TEMPORARY_PREFIX}{step_name(step)}-{os.getpid()}"
@@ -279,8 +207,8 @@ class CheckpointStore:
         final = self.root / step_name(step)
         old = self.root / f"{OLD_PREFIX}{final.name}"
         if final.exists():
-            os.rename(final, old)
-        os.rename(temporary, final)
+            final.rename(old)
+        temporary.rename(final)
         fsync_directory(self.root)
         write_text_atomic(self.root / "latest", final.name + "\n")
         if old.exists():
@@ -320,7 +248,7 @@ class CheckpointStore:
         for path in removed:
             # The rename first: a removal that is cut short must not leave a directory that looks like a checkpoint.
             doomed = self.root / f"{TEMPORARY_PREFIX}removed-{path.name}"
-            os.rename(path, doomed)
+            path.rename(doomed)
             shutil.rmtree(doomed)
         return removed
 

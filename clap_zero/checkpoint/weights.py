@@ -74,9 +74,8 @@ def write_weights(
         for index, specs in enumerate(files):
             name = model_file_name(index, len(files))
             with SafetensorsWriter(directory / name, specs) as file:
-                for spec in specs:
-                    tensor_name, tensor = next(stream)
-                    file.add(tensor_name, tensor)
+                for _ in specs:
+                    file.add(*next(stream))
             records[name] = file.record
         weight_map = {
             spec.name: model_file_name(index, len(files)) for index, specs in enumerate(files) for spec in specs
