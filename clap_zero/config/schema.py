@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 PRESETS = ("tiny", "tiny-fused", "htsat-unfused", "htsat-fused", "large")
@@ -75,7 +75,14 @@ class DataSection(Section):
     max_seconds: float = _key(60.0, "longest part of a clip that is decoded", "s", ge=1, le=3600)
     shuffle_shards: int = _key(16, "shards whose samples are mixed with each other", "shards", gt=0)
     caption_key: Text = _key("text", "member of the sample's JSON that holds its caption or list of captions", "-")
-    max_bad_fraction: float = _key(0.05, "stop when more than this share of the samples is unusable", "share", ge=0, le=1)
+    max_bad_fraction: float = _key(
+        0.05, "stop when more than this share of the samples is unusable", "share", ge=0, le=1
+    )
+
+    @field_validator("train", "val", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
 
 class TrainSection(Section):
@@ -110,12 +117,12 @@ class TrainSection(Section):
                 f"train.min_learning_rate {self.min_learning_rate:g} is above train.learning_rate "
                 f"{self.learning_rate:g}: lower --train.min_learning_rate or raise --train.learning_rate"
             )
-        if isinstance(self.micro_batch_size, int) and isinstance(self.global_batch_size, int):
-            if self.global_batch_size % self.micro_batch_size:
-                raise ValueError(
-                    f"train.global_batch_size {self.global_batch_size} is not a multiple of train.micro_batch_size "
-                    f"{self.micro_batch_size}: change one, or set --train.micro_batch_size auto"
-                )
+        micro, whole = self.micro_batch_size, self.global_batch_size
+        if isinstance(micro, int) and isinstance(whole, int) and whole % micro:
+            raise ValueError(
+                f"train.global_batch_size {whole} is not a multiple of train.micro_batch_size {micro}: "
+                "change one, or set --train.micro_batch_size auto"
+            )
         return self
 
 

@@ -1,0 +1,217 @@
+"""DeepSpeed's JSON as a file: reading it, setting keys by dotted path, and refusing what DeepSpeed would ignore."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import hjson
+
+from clap_zero.config.ds_keys import ANY, BOOL, FLOAT, INT, LIST, REMOVED, STR, all_paths, table_at
+from clap_zero.config.values import nearest, shown
+from clap_zero.errors import ConfigError
+
+Where = Callable[[str], str]
+"""Dotted path -> the place to name in an error: `file:line: `, a flag, or nothing."""
+
+
+def load_ds_json(path: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Reads a DeepSpeed JSON (comments and trailing commas allowed, as DeepSpeed does) and applies overrides.
+
+    Args:
+        path: file.
+        overrides: dotted path -> value; None removes the key.
+
+    Returns:
+        The checked dictionary, integral numbers cast to int where DeepSpeed needs one; "auto" still in it.
+
+    Raises:
+        ConfigError: unreadable or broken file, doubled, unknown or removed key, wrong kind of value; with file:line.
+    """
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"--ds_config {path}: cannot be read: {reason}") from None
+    try:
+        ds = hjson.loads(text, object_pairs_hook=dict)
+    except hjson.HjsonDecodeError as error:
+        raise ConfigError(f"{path}:{error.lineno}:{error.colno}: broken JSON: {error.msg}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: broken JSON: nested too deeply") from None
+    if not isinstance(ds, dict):
+        raise ConfigError(f"{path}:1: a DeepSpeed config is a JSON object, in braces")
+    lines: dict[str, int] = {}
+    for name, line in key_lines(text):
+        if name in lines:
+            raise ConfigError(f"{path}:{line}: {name} was already given on line {lines[name]}: keep one of them")
+        lines[name] = line
+    overrides = dict(overrides or {})
+    for name, value in overrides.items():
+        _override(ds, name, value)
+
+    def where(name: str) -> str:
+        if any(name == flag or name.startswith(f"{flag}.") for flag in overrides):
+            return f"--ds.{name}: "
+        return f"{path}:{lines[name]}: " if name in lines else f"{path}: "
+
+    return check_keys(ds, where=where)
+
+
+def _override(ds: dict[str, Any], path: str, value: Any) -> None:
+    """Sets (or, for None, removes) the key at a dotted path, making the sections on the way."""
+    *sections, leaf = path.split(".")
+    if not all([*sections, leaf]):
+        raise ConfigError(f"--ds.{path}: a dotted path has no empty part")
+    node = ds
+    for depth, name in enumerate(sections):
+        child = node.get(name)
+        if child is None:
+            if value is None:
+                _refuse_unknown(path)
+                return
+            child = node[name] = {}
+        if not isinstance(child, dict):
+            above = ".".join(sections[: depth + 1])
+            raise ConfigError(f"--ds.{path}: {above} is {shown(child)}, not a section")
+        node = child
+    if value is not None:
+        node[leaf] = value
+    elif leaf in node:
+        del node[leaf]
+    else:
+        _refuse_unknown(path)
+
+
+def _refuse_unknown(path: str) -> None:
+    """Removing what is not there is fine unless the name is misspelt."""
+    if path not in set(all_paths()) and path not in REMOVED and table_at(path.rpartition(".")[0], {}) is not None:
+        raise ConfigError(f"--ds.{path}: {_unknown(path)}")
+
+
+def _unknown(path: str) -> str:
+    section, _, leaf = path.rpartition(".")
+    siblings = [known for known in all_paths() if known.rpartition(".")[0] == section]
+    match = nearest(path, siblings) if leaf not in {p.rpartition(".")[2] for p in all_paths()} else None
+    match = match or nearest(path, all_paths())
+    hint = f"did you mean {match}?" if match else "DeepSpeed 0.19.8 would ignore or refuse it"
+    return f"unknown key {path}: {hint}"
+
+
+def check_keys(ds: Mapping[str, Any], *, where: Where = lambda _: "") -> dict[str, Any]:
+    """A copy of a DeepSpeed config in which every key is known and every value of the right kind.
+
+    The rule for values: a number that is exactly whole becomes an int where one is needed (5e8); text is never a
+    number or a truth value ("1e-4", "true"); "auto" may stand anywhere and is resolved later; null means absent.
+
+    Raises:
+        ConfigError: every fault that was found, one line each.
+    """
+    faults: list[str] = []
+    checked = _checked_section(copy.deepcopy(dict(ds)), "", ds, where, faults)
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return checked
+
+
+def _checked_section(
+    section: dict[str, Any], prefix: str, ds: Mapping[str, Any], where: Where, faults: list[str]
+) -> dict[str, Any]:
+    table = table_at(prefix.rstrip("."), ds)
+    checked: dict[str, Any] = {}
+    for name, value in section.items():
+        path = f"{prefix}{name}"
+        kind = table.get(name) if table is not None else ANY
+        if path in REMOVED:
+            faults.append(f"{where(path)}{path} is refused: {REMOVED[path]}")
+        elif kind is None:
+            faults.append(f"{where(path)}{_unknown(path)}")
+        elif value is None:
+            continue
+        elif isinstance(kind, Mapping) or table_at(path, ds) is not None:
+            if isinstance(value, Mapping):
+                checked[name] = _checked_section(dict(value), f"{path}.", ds, where, faults)
+            else:
+                faults.append(f"{where(path)}{path} is {shown(value)}, a section in braces is needed")
+        else:
+            checked[name] = value if kind is ANY else _checked_value(value, path, kind, where, faults)
+    return checked
+
+
+def _checked_value(value: Any, path: str, kind: str, where: Where, faults: list[str]) -> Any:
+    if value == "auto":
+        return value
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    fits = {
+        INT: is_number and value == int(value),
+        FLOAT: is_number,
+        BOOL: isinstance(value, bool),
+        STR: isinstance(value, str),
+        LIST: isinstance(value, list),
+    }[kind]
+    if not fits:
+        way_out = ": write it without quotes" if isinstance(value, str) and kind in (INT, FLOAT, BOOL) else ""
+        faults.append(f"{where(path)}{path} is {shown(value)}, {kind} is needed{way_out}")
+    elif kind is INT:
+        return int(value)
+    return value
+
+
+_TOKEN = re.compile(
+    r"""
+    (?P<space>\s+|,) | (?P<comment>\#[^\n]*|//[^\n]*|/\*.*?\*/) | (?P<open>[{\[]) | (?P<close>[}\]]) |
+    (?P<colon>:) | (?P<long>'{3}.*?'{3}) | (?P<string>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*') |
+    (?P<bare>[^\s,:\[\]{}"'\#/][^\s,:\[\]{}]*)|(?P<other>.)
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+_PLAIN = re.compile(r"(?:true|false|null|[-+]?[0-9.][0-9.eE+-]*)\s*(?=[,}\]\n#/]|$)")
+
+
+def key_lines(text: str) -> Iterator[tuple[str, int]]:
+    """(dotted path, line) of each key of a JSON or Hjson text that is known to be well-formed; doubled ones twice.
+
+    Parsers give no positions of keys, and Hjson's hook for pairs does not say where they stood.
+    """
+    stack: list[str | None] = []  # key under which each open object stands; None for lists
+    pending: str | None = None
+    position, after_colon = 0, False
+    if not text.lstrip().startswith("{"):
+        stack.append("")  # Hjson allows a root without braces
+    while position < len(text):
+        if after_colon and (quoteless := _quoteless(text, position)):
+            position, after_colon = quoteless, False
+            continue
+        match = _TOKEN.match(text, position)
+        assert match is not None, "the last branch of the pattern takes any character"
+        kind, token, start = match.lastgroup, match.group(), position
+        position = match.end()
+        if kind in ("space", "comment"):
+            continue
+        if kind == "colon":
+            after_colon = True
+            continue
+        if kind == "open":
+            stack.append((pending or "") if token == "{" else None)
+        elif kind == "close":
+            stack and stack.pop()
+        elif kind in ("string", "bare") and not after_colon and stack and stack[-1] is not None:
+            pending = token.strip("\"'")
+            path = ".".join([*(name for name in stack if name), pending])
+            yield path, text.count("\n", 0, start) + 1
+        after_colon = False
+
+
+def _quoteless(text: str, position: int) -> int | None:
+    """End of an Hjson text without quotes, which runs to the end of its line, commas and all; None if it is not one."""
+    rest = text[position:]
+    blank = len(rest) - len(rest.lstrip(" \t\n\r"))
+    value = rest[blank:]
+    if not value or value[0] in "{[\"'#/,}]" or _PLAIN.match(value):
+        return None
+    end = value.find("\n")
+    return position + blank + (end if end >= 0 else len(value))

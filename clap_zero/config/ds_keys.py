@@ -1,0 +1,233 @@
+"""The keys of DeepSpeed's JSON, as data: what DeepSpeed 0.19.8 reads, and what kind of value each key takes.
+
+DeepSpeed itself passes unknown top-level keys and typos in several sections over in silence. Written down from its
+runtime/config.py, runtime/zero/config.py, offload_config.py, precision_config.py, lr_schedules.py and engine.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+INT, FLOAT, BOOL, STR, LIST = "a whole number", "a number", "true or false", "a text", "a list"
+ANY = "anything"
+"""A key or section that is passed on untouched."""
+
+_OFFLOAD = {"device": STR, "nvme_path": STR, "buffer_count": INT, "pin_memory": BOOL}
+
+ZERO = {
+    "stage": INT,
+    "contiguous_gradients": BOOL,
+    "reduce_scatter": BOOL,
+    "reduce_bucket_size": INT,
+    "use_multi_rank_bucket_allreduce": BOOL,
+    "allgather_partitions": BOOL,
+    "allgather_bucket_size": INT,
+    "overlap_comm": BOOL,
+    "compute_grad_norm": BOOL,
+    "load_from_fp32_weights": BOOL,
+    "elastic_checkpoint": BOOL,
+    "offload_param": {**_OFFLOAD, "buffer_size": INT, "max_in_cpu": INT},
+    "offload_optimizer": {
+        **_OFFLOAD,
+        "pipeline_read": BOOL,
+        "pipeline_write": BOOL,
+        "fast_init": BOOL,
+        "ratio": FLOAT,
+        "super_offload": BOOL,
+        "cpuadam_cores_perc": FLOAT,
+    },
+    "zenflow": ANY,
+    "sub_group_size": INT,
+    "ignore_unused_parameters": BOOL,
+    "legacy_stage1": BOOL,
+    "round_robin_gradients": BOOL,
+    "parameter_alignment": BOOL,
+    "zero_hpz_partition_size": INT,
+    "zero_quantized_weights": BOOL,
+    "zero_quantized_nontrainable_weights": BOOL,
+    "zero_quantized_gradients": BOOL,
+    "memory_efficient_linear": BOOL,
+    "pipeline_loading_checkpoint": BOOL,
+    "override_module_apply": BOOL,
+    "log_trace_cache_warnings": BOOL,
+    "enable_sanity_checks": BOOL,
+    "save_muon_momentum_buffer_in_memory": BOOL,
+    "leaf_module": ANY,
+}
+for _name, _kind in (
+    ("prefetch_bucket_size", INT),
+    ("param_persistence_threshold", INT),
+    ("model_persistence_threshold", INT),
+    ("max_live_parameters", INT),
+    ("max_reuse_distance", INT),
+    ("gather_16bit_weights_on_model_save", BOOL),
+    ("module_granularity_threshold", INT),
+    ("use_all_reduce_for_fetch_params", BOOL),
+    ("allgather_sequential", BOOL),
+):
+    ZERO[f"stage3_{_name}"] = ZERO[_name] = _kind  # DeepSpeed takes both spellings
+
+ADAM_PARAMS = {
+    "lr": FLOAT,
+    "betas": LIST,
+    "eps": FLOAT,
+    "weight_decay": FLOAT,
+    "torch_adam": BOOL,
+    "adam_w_mode": BOOL,
+    "bias_correction": BOOL,
+    "amsgrad": BOOL,
+    "foreach": BOOL,
+    "fused": BOOL,
+    "maximize": BOOL,
+    "set_grad_none": BOOL,
+    "fp32_optimizer_states": BOOL,
+}
+"""`optimizer.params` of Adam and AdamW; those of other optimizers are passed on."""
+
+_WARMUP = {"warmup_num_steps": INT, "warmup_type": STR, "last_batch_iteration": INT}
+SCHEDULER_PARAMS: dict[str, dict[str, str]] = {
+    "WarmupLR": {**_WARMUP, "warmup_min_lr": FLOAT, "warmup_max_lr": FLOAT},
+    "WarmupDecayLR": {**_WARMUP, "warmup_min_lr": FLOAT, "warmup_max_lr": FLOAT, "total_num_steps": INT},
+    "WarmupCosineLR": {**_WARMUP, "warmup_min_ratio": FLOAT, "cos_min_ratio": FLOAT, "total_num_steps": INT},
+}
+"""`scheduler.params` by type; those of other schedulers are passed on."""
+
+KEYS: dict[str, Any] = {
+    "train_batch_size": INT,
+    "train_micro_batch_size_per_gpu": INT,
+    "gradient_accumulation_steps": INT,
+    "managed_gradient_accumulation": BOOL,
+    "steps_per_print": INT,
+    "dump_state": BOOL,
+    "disable_python_gc": BOOL,
+    "disable_allgather": BOOL,
+    "communication_data_type": STR,
+    "seq_parallel_communication_data_type": STR,
+    "prescale_gradients": BOOL,
+    "gradient_predivide_factor": FLOAT,
+    "gradient_allreduce_op": STR,
+    "gradient_clipping": FLOAT,
+    "zero_optimization": ZERO,
+    "zero_allow_untested_optimizer": BOOL,
+    "zero_force_ds_cpu_optimizer": BOOL,
+    "bf16": {
+        "enabled": BOOL,
+        "immediate_grad_update": BOOL,
+        "check_grad_overflow": BOOL,
+        "bf16_master_weights_and_grads": BOOL,
+        "bf16_optimizer_states": BOOL,
+    },
+    "fp16": {
+        "enabled": BOOL,
+        "auto_cast": BOOL,
+        "loss_scale": FLOAT,
+        "initial_scale_power": INT,
+        "loss_scale_window": INT,
+        "hysteresis": INT,
+        "consecutive_hysteresis": BOOL,
+        "min_loss_scale": INT,
+        "fp16_master_weights_and_grads": BOOL,
+    },
+    "torch_autocast": {"enabled": BOOL, "dtype": STR, "lower_precision_safe_modules": LIST},
+    "data_types": {"grad_accum_dtype": STR, "param_dtype": STR, "buffer_dtype": STR, "keep_in_fp32_modules": ANY},
+    "optimizer": {"type": STR, "params": ANY, "legacy_fusion": BOOL},
+    "scheduler": {"type": STR, "params": ANY},
+    "activation_checkpointing": {
+        "partition_activations": BOOL,
+        "number_checkpoints": INT,
+        "contiguous_memory_optimization": BOOL,
+        "cpu_checkpointing": BOOL,
+        "profile": BOOL,
+        "synchronize_checkpoint_boundary": BOOL,
+    },
+    "checkpoint": {
+        "tag_validation": STR,
+        "load_universal": BOOL,
+        "use_node_local_storage": BOOL,
+        "parallel_write": ANY,
+        "checkpoint_serialization": BOOL,
+        "writer": ANY,
+    },
+    "wall_clock_breakdown": BOOL,
+    "memory_breakdown": BOOL,
+    "dataloader_drop_last": BOOL,
+    "use_data_before_expert_parallelism": BOOL,
+    "sequence_parallel_size": INT,
+    "data_parallel_size": INT,
+    "vocabulary_size": INT,
+    "log_level": ANY,
+    **dict.fromkeys(
+        (
+            *("tensorboard", "wandb", "csv_monitor", "comet", "flops_profiler", "comms_logger", "timers", "autotuning"),
+            *("aio", "compile", "pipeline", "hybrid_engine", "data_efficiency", "weight_quantization"),
+            *("tensor_parallel", "expert_parallel", "datastates_ckpt"),
+        ),
+        ANY,
+    ),
+}
+
+REMOVED: dict[str, str] = {
+    "amp": 'Apex is gone from DeepSpeed: use "bf16", "fp16" or "torch_autocast"',
+    "bfloat16": 'the key is called "bf16"',
+    "compression_training": "DeepSpeed removed its compression library in 0.19.7: delete the section",
+    "curriculum_learning": "DeepSpeed removed it in 0.19.8: delete the section",
+    "eigenvalue": "DeepSpeed removed it with quantize_training: delete the section",
+    "elasticity": "DeepSpeed removed elastic training in 0.19.8: delete the section and set the batch sizes",
+    "graph_harvesting": "DeepSpeed removed it: delete the key",
+    "nebula": "DeepSpeed removed it in 0.19.7: delete the section",
+    "progressive_layer_drop": "DeepSpeed removed it: delete the section",
+    "quantize_training": "DeepSpeed removed it: delete the section",
+    "sparse_attention": "DeepSpeed removed it: delete the section",
+    "sparse_gradients": "DeepSpeed removed it: delete the key",
+    "zero_optimization.mics_shard_size": "DeepSpeed removed MiCS in 0.19.7: use zero_hpz_partition_size",
+    "zero_optimization.mics_hierarchical_params_gather": "DeepSpeed removed MiCS in 0.19.7: delete the key",
+    "zero_optimization.zeropp_loco_param": "DeepSpeed removed LoCo: delete the key",
+    "zero_optimization.cpu_offload": 'write "offload_optimizer": {"device": "cpu"}',
+    "zero_optimization.cpu_offload_param": 'write "offload_param": {"device": "cpu"}',
+    "zero_optimization.cpu_offload_use_pin_memory": 'write "pin_memory" into the offload section',
+    "zero_optimization.stage3_gather_fp16_weights_on_model_save": "use stage3_gather_16bit_weights_on_model_save",
+    "optimizer.params.max_grad_norm": 'write "gradient_clipping" at the top level',
+}
+"""Keys that DeepSpeed refuses or will refuse, with the way out."""
+
+OPTIMIZERS = {
+    **dict.fromkeys(("adam", "adamw", "adagrad", "lion", "muon"), True),
+    **dict.fromkeys(("lamb", "muadam", "muadamw", "musgd"), False),
+    **dict.fromkeys(("SGD", "RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta", "ASGD", "Rprop", "Adafactor"), False),
+}
+"""Optimizer types, lower case where DeepSpeed ignores case -> whether ZeRO takes them without being told to."""
+
+REMOVED_OPTIMIZERS = ("onebitadam", "zerooneadam", "onebitlamb")
+
+MEANT_AUTO = ("data_types.keep_in_fp32_modules", "pipeline.stages")
+"""Paths at which "auto" is a value of DeepSpeed's own."""
+
+
+def all_paths(keys: Mapping[str, Any] = KEYS, prefix: str = "") -> Iterator[str]:
+    """Every known dotted path, sections included."""
+    for name, kind in keys.items():
+        yield f"{prefix}{name}"
+        if isinstance(kind, Mapping):
+            yield from all_paths(kind, f"{prefix}{name}.")
+    if not prefix:
+        yield from (f"optimizer.params.{name}" for name in ADAM_PARAMS)
+        yield from (f"scheduler.params.{name}" for params in SCHEDULER_PARAMS.values() for name in params)
+
+
+def table_at(path: str, ds: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The closed table of keys of the section at a dotted path, or None where everything is passed on.
+
+    Args:
+        ds: the whole JSON; the type of optimizer and scheduler decides what their `params` may hold.
+    """
+    if path in ("optimizer.params", "scheduler.params"):
+        section = ds.get(path.partition(".")[0])
+        kind = section.get("type") if isinstance(section, Mapping) else None
+        if path == "scheduler.params":
+            return SCHEDULER_PARAMS.get(str(kind))
+        return ADAM_PARAMS if kind is None or str(kind).lower() in ("adam", "adamw") else None
+    table: Any = KEYS
+    for name in path.split(".") if path else ():
+        table = table.get(name) if isinstance(table, Mapping) else None
+    return table if isinstance(table, Mapping) else None

@@ -1,0 +1,175 @@
+"""Command line of a run: `--section.key value`, `--ds.KEY value`, and what `--help` says about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from clap_zero.config.schema import RunConfig, accepts, iter_keys
+from clap_zero.config.values import nearest, parse_value, shown
+from clap_zero.errors import ConfigError
+
+FIELDS: dict[str, FieldInfo] = dict(iter_keys())
+ALIASES = {"deepspeed_config": "ds_config"}
+IGNORED = "local_rank"
+
+_HEADER = """\
+usage: clap-zero train --ds_config FILE [--config FILE] [--section.key VALUE ...] [--ds.KEY VALUE ...]
+       deepspeed --num_gpus 8 -m clap_zero.train --ds_config FILE ...
+
+Trains CLAP on audio-text pairs through DeepSpeed. Values are YAML (1e-4, true, null, [a, b]); a list grows by
+repetition of its flag; underscores and hyphens are the same in names; --key=value and --key value, too.
+Precedence: defaults below < preset's recommendation (marked *) < --config file < flags.
+"""
+_TOP = (
+    ("--config FILE", "run config, YAML or JSON, with the sections below; unit -, default none"),
+    ("--ds.KEY VALUE", "any key of the DeepSpeed JSON by its dotted path; null removes it; unit -, default none"),
+    ("--local_rank N", "passed by launchers, ignored; unit -, default none"),
+    ("--help", "print this and end"),
+)
+
+
+@dataclass
+class Flags:
+    """What was typed.
+
+    Attributes:
+        values: dotted key of the run config -> value.
+        spelling: dotted key -> the flag as the user wrote it.
+        ds: dotted path into the DeepSpeed JSON -> value; None removes the key.
+        config: path of the run config file.
+        wants_help: --help or -h was given.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    spelling: dict[str, str] = field(default_factory=dict)
+    ds: dict[str, Any] = field(default_factory=dict)
+    config: str | None = None
+    wants_help: bool = False
+
+
+def read_flags(argv: Sequence[str]) -> Flags:
+    """Splits the command line; values are typed by their key but not yet checked.
+
+    Raises:
+        ConfigError: unknown flag (with the nearest match), missing value, doubled flag, stray argument.
+    """
+    flags = Flags()
+    if any(token in ("--help", "-h") for token in argv):
+        flags.wants_help = True
+        return flags
+    for spelling, key, text in _pairs(argv):
+        if key == IGNORED:
+            continue
+        if key in flags.spelling and not (key in FIELDS and accepts(FIELDS[key], tuple)):
+            raise ConfigError(f"{spelling} is given twice: keep one")
+        flags.spelling[key] = spelling
+        if key == "config":
+            flags.config = text
+        elif key.startswith("ds."):
+            flags.ds[key[3:]] = parse_value(text)
+        elif accepts(FIELDS[key], tuple):
+            flags.values[key] = (*flags.values.get(key, ()), *_list_value(text))
+        else:
+            flags.values[key] = _scalar_value(FIELDS[key], text)
+    return flags
+
+
+def _pairs(argv: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """(flag as written, canonical key, text of the value) for each flag, in order."""
+    position = 0
+    while position < len(argv):
+        token = argv[position]
+        position += 1
+        if not token.startswith("--") or token == "--":
+            raise ConfigError(f"unexpected argument {token!r}: every value follows its flag, as in --train.seed 1")
+        name, equals, text = token[2:].partition("=")
+        spelling, key = f"--{name}", _canonical(name)
+        if not equals:
+            following = argv[position] if position < len(argv) else None
+            if key == "force" and (following is None or following.lower() not in ("true", "false")):
+                text = "true"
+            elif following is None or following.startswith("--"):
+                raise ConfigError(f"{spelling} needs a value (a value that begins with -- is written {spelling}=VALUE)")
+            else:
+                text = following
+                position += 1
+        yield spelling, key, text
+
+
+def _canonical(name: str) -> str:
+    key = name.replace("-", "_")
+    key = ALIASES.get(key, key)
+    if key in FIELDS or key in ("config", IGNORED) or (key.startswith("ds.") and len(key) > 3):
+        return key
+    section = [known for known in FIELDS if known.startswith(f"{key}.")]
+    if section:
+        raise ConfigError(f"--{name} is a section: set one of its keys, such as --{section[0]}")
+    match = nearest(key, [*FIELDS, *ALIASES, "config", IGNORED]) or _nearest_ds(key)
+    hint = f"did you mean --{match}?" if match else "--help lists them all"
+    raise ConfigError(f"unknown flag --{name}: {hint}")
+
+
+def _nearest_ds(key: str) -> str | None:
+    from clap_zero.config.ds_keys import all_paths  # only needed to word an error
+
+    match = nearest(key, all_paths())
+    return f"ds.{match}" if match else None
+
+
+def _scalar_value(info: FieldInfo, text: str) -> Any:
+    """Keys that hold text take it as it was typed, so that `=`, quotes, `#` and empty values survive."""
+    if accepts(info, str):
+        return None if text == "null" and accepts(info, type(None)) else text
+    return parse_value(text)
+
+
+def _list_value(text: str) -> tuple[Any, ...]:
+    value = parse_value(text) if text.startswith("[") else text
+    return tuple(value) if isinstance(value, list) else (text,)
+
+
+def help_text() -> str:
+    """Every flag with what it does, its unit and its default, grouped by section."""
+    lines = [_HEADER]
+    recommended = _recommended_keys()
+    groups: dict[str, list[str]] = {"": []}
+    for key, info in FIELDS.items():
+        section = key.partition(".")[0] if "." in key else ""
+        default = "required" if info.default is PydanticUndefined else _shown_default(info.default)
+        unit = (info.json_schema_extra or {}).get("unit", "-")
+        mark = "*" if key in recommended else ""
+        groups.setdefault(section, []).append(
+            f"  --{key} {_choices(info)}\n      {info.description}; unit {unit}, default {default}{mark}"
+        )
+    lines += [f"  {name}\n      {text}" for name, text in _TOP] + groups.pop("")
+    for section, entries in groups.items():
+        doc = (RunConfig.model_fields[section].annotation.__doc__ or "").strip().partition("\n")[0]
+        lines += [f"\n{section}: {doc}", *entries]
+    return "\n".join(lines) + "\n"
+
+
+def _recommended_keys() -> set[str]:
+    from clap_zero.config.preset import load_preset  # reads a file: only for --help
+
+    return set(load_preset("htsat-fused").run) | set(load_preset("tiny").run)
+
+
+def _shown_default(value: Any) -> str:
+    if value == ():
+        return "none"
+    return value if isinstance(value, str) else shown(value)
+
+
+def _choices(info: FieldInfo) -> str:
+    """What stands after the flag in the help: its fixed choices, then the kinds of value that it takes."""
+    if accepts(info, bool):
+        return "[true|false]"
+    parts = (info.annotation, *get_args(info.annotation))
+    names = [str(choice) for part in parts if get_origin(part) is Literal for choice in get_args(part)]
+    kinds = (("N", int), ("X", float), ("TEXT", str), ("PATTERN", tuple))
+    return "|".join(names + [name for name, kind in kinds if accepts(info, kind)])

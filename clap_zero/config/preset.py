@@ -1,0 +1,43 @@
+"""Named starting points: a model's geometry, the values recommended for training it, and what it needs of memory."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from clap_zero.config.values import parse_yaml
+
+FINE_TUNING = "pretrained"
+"""Name of the file with the values recommended for a pretrained model; it has no geometry."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A preset file.
+
+    Attributes:
+        model: keyword arguments of transformers' ClapConfig; empty for a pretrained model.
+        run: dotted keys of the run config and the recommended value of each.
+        global_batch_size: pairs per optimizer step that "auto" aims at.
+        fixed_bytes: memory of a rank before the first pair: weights, gradients, optimizer, nothing partitioned.
+        bytes_per_pair: activations of one pair in fp32, 77 tokens, without activation checkpointing.
+        bytes_per_pair_checkpointed: the same with activation checkpointing on both towers.
+    """
+
+    model: dict[str, Any]
+    run: dict[str, Any]
+    global_batch_size: int
+    fixed_bytes: int
+    bytes_per_pair: int
+    bytes_per_pair_checkpointed: int
+
+
+@functools.cache
+def load_preset(name: str | None) -> Preset:
+    """The preset of that name; None gives the one for pretrained models. Treat what it holds as read-only."""
+    text = resources.files("clap_zero.config").joinpath("presets", f"{name or FINE_TUNING}.yaml").read_text("utf-8")
+    content = parse_yaml(text)
+    run = {f"{section}.{key}": value for section, keys in content["run"].items() for key, value in keys.items()}
+    return Preset(model=content.get("model", {}), run=run, **content["batch"])

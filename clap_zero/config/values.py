@@ -1,0 +1,130 @@
+"""Values and names as users write them: YAML scalars, line numbers, nearest matches.
+
+YAML here is YAML 1.2's core schema. PyYAML's own is 1.1, where `1e-4` is text, `on` is true, `1:30` is 90 and a date is
+an object; none of that is what somebody who types a flag means.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import yaml
+
+from clap_zero.errors import ConfigError
+
+
+class _CoreLoader(yaml.SafeLoader):
+    yaml_implicit_resolvers: ClassVar[dict] = {}
+
+
+_INTEGER = re.compile(r"^[-+]?[0-9]+$|^0o[0-7]+$|^0x[0-9a-fA-F]+$")
+_FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
+for _tag, _pattern, _first in (
+    ("null", re.compile(r"^(~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
+    ("bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
+    ("int", _INTEGER, list("-+0123456789")),
+    ("float", _FLOAT, list("-+.0123456789")),
+    ("merge", re.compile(r"^<<$"), ["<"]),
+):
+    _CoreLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _pattern, _first)
+
+
+def _integer(_: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    text = node.value
+    return int(text[2:], {"0o": 8, "0x": 16}[text[:2]]) if text[:2] in ("0o", "0x") else int(text)
+
+
+_CoreLoader.add_constructor("tag:yaml.org,2002:int", _integer)
+
+
+def parse_yaml(text: str) -> Any:
+    """The value that a YAML 1.2 text stands for. Raises yaml.YAMLError."""
+    loader = _CoreLoader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+class _CoreDumper(yaml.SafeDumper):
+    yaml_implicit_resolvers = _CoreLoader.yaml_implicit_resolvers
+
+
+def to_yaml(value: Any) -> str:
+    """YAML that `parse_yaml` reads back to the same value: a text such as "1e-4" gets its quotes."""
+    return yaml.dump(value, Dumper=_CoreDumper, sort_keys=False, allow_unicode=True, width=1000)
+
+
+def parse_value(text: str) -> Any:
+    """A flag's value: YAML where it is one, else the text itself (the glob `[ab]/*.tar`, a sentence with `: `)."""
+    if text == "":
+        return ""
+    try:
+        return parse_yaml(text)
+    except yaml.YAMLError:
+        return text
+
+
+def parse_file(path: str, text: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """A YAML or JSON mapping, and the line on which each dotted key stands.
+
+    Raises:
+        ConfigError: broken text, a doubled key, or not a mapping; with file, line and column.
+    """
+    text = text.replace("\t", "    ") if path.endswith(".json") else text
+    loader = _CoreLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return {}, {}
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigError(f"{path}:{node.start_mark.line + 1}: a run config is a mapping of sections to keys")
+        lines: dict[str, int] = {}
+        _collect_lines(path, node, "", lines)
+        return loader.construct_document(node), lines
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else path
+        raise ConfigError(f"{where}: not readable as YAML or JSON: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not readable as YAML or JSON: {' '.join(str(error).split())}") from None
+    finally:
+        loader.dispose()
+
+
+def _collect_lines(path: str, node: yaml.MappingNode, prefix: str, lines: dict[str, int]) -> None:
+    for key, value in node.value:
+        name, line = f"{prefix}{key.value}", key.start_mark.line + 1
+        if name in lines:
+            raise ConfigError(f"{path}:{line}: {name} was already given on line {lines[name]}: keep one of them")
+        lines[name] = line
+        if isinstance(value, yaml.MappingNode):
+            _collect_lines(path, value, f"{name}.", lines)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known dotted key that somebody who wrote `name` most likely meant, or None.
+
+    A key at the wrong level (`max_steps` for `train.max_steps`) counts before a misspelt one.
+    """
+    known = list(known)
+    leaf = name.rsplit(".", 1)[-1]
+    same_leaf = [key for key in known if key.rsplit(".", 1)[-1] == leaf]
+    if same_leaf:
+        return max(same_leaf, key=lambda key: difflib.SequenceMatcher(None, name, key).ratio())
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return close[0]
+    by_leaf = {key.rsplit(".", 1)[-1]: key for key in known}
+    close = difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.7)
+    return by_leaf[close[0]] if close else None
+
+
+def shown(value: Any) -> str:
+    """A value as it would be typed: null, true, 0.0001, text in quotes."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f'"{value}"' if isinstance(value, str) else str(value)
