@@ -74,9 +74,10 @@ class FeatureConfig:
 
     @classmethod
     def from_preprocessor(cls, preprocessor: Mapping[str, Any]) -> FeatureConfig:
-        """Reads the contents of a Hugging Face `preprocessor_config.json`; absent keys have ClapFeatureExtractor's defaults.
+        """Reads the contents of a Hugging Face `preprocessor_config.json`.
 
-        `top_db` and `padding_value` are not looked at: ClapFeatureExtractor stores them and never applies them.
+        Absent keys have the defaults of ClapFeatureExtractor. `top_db` and `padding_value` are not
+        looked at: the extractor stores them and never applies them.
 
         Raises:
             ConfigError: The file belongs to another extractor or asks for what we do not support.

@@ -114,5 +114,5 @@ def repeat_pad(samples: np.ndarray, num_samples: int) -> np.ndarray:
 
 def crop(samples: np.ndarray, start_sample: int, num_samples: int) -> np.ndarray:
     """The part [start_sample, start_sample + num_samples), which must lie inside; a view, no copy."""
-    assert 0 <= start_sample and start_sample + num_samples <= samples.size, (start_sample, num_samples, samples.size)
+    assert start_sample >= 0 and start_sample + num_samples <= samples.size, (start_sample, num_samples, samples.size)
     return samples[start_sample : start_sample + num_samples]

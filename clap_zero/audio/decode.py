@@ -1,0 +1,278 @@
+"""Bytes of an audio file -> mono waveform, in bounded time and memory whatever the header claims.
+
+The kind is told from the content. libsndfile (soundfile) decodes WAV, FLAC, Ogg Vorbis, Opus and FLAC, MP3, AIFF, AU, CAF
+and W64; MP4/M4A, WebM, AAC and others are decoded where torchcodec and FFmpeg's libraries are there. Everything that
+cannot be used is an AudioError whose reason names the format that was found.
+
+Rules: channels are averaged; sampling rates outside 4 to 384 kHz, clips without samples, and clips with a NaN, an Inf or
+a sample beyond 2**31 are refused; of a file that is cut short the readable part is used, and a note says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from dataclasses import dataclass, replace
+
+import numpy as np
+import soundfile
+
+from clap_zero.audio.kinds import FFMPEG_KINDS, OTHER_KINDS, SOUNDFILE_KINDS, AudioError, find_kind
+from clap_zero.audio.mp3 import with_true_length
+from clap_zero.audio.waveform import mix_down, resample
+
+__all__ = ["AudioError", "DecodedAudio", "decode", "load_clip"]
+
+MIN_RATE_HZ = 4_000
+MAX_RATE_HZ = 384_000
+MAX_ABSOLUTE_SAMPLE = 2.0**31
+"""Float files hold up to 1, or integers up to 2**31 by mistake; the squares of more overflow in the features."""
+
+_BLOCK_SAMPLES = 16_384
+"""Samples (all channels) of one read: what one decoder error costs, and the most memory beside the result."""
+
+_MAX_SCAN_SAMPLES = 2**27
+"""Most samples (all channels) decoded to find the length of a file whose header is wrong: 23 min of 48 kHz stereo."""
+
+_UNKNOWN_FRAMES = 2**62
+"""libsndfile announces 2**63 - 1 frames where a FLAC header leaves the number open."""
+
+
+@dataclass(frozen=True)
+class DecodedAudio:
+    """Part of a clip at its own sampling rate.
+
+    Attributes:
+        samples: float32 (n,), mono, finite, n >= 1; not clipped to [-1, 1].
+        sample_rate_hz: Rate of the samples.
+        kind: Format that was found, such as "FLAC".
+        num_channels: Channels of the file.
+        note: One line where the file is damaged and only its readable part is used, else None.
+    """
+
+    samples: np.ndarray
+    sample_rate_hz: int
+    kind: str
+    num_channels: int
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The part of a clip that is wanted, in seconds; with a generator its start is drawn."""
+
+    start_s: float
+    duration_s: float
+    rng: np.random.Generator | None
+
+    def place(self, num_frames: int, rate_hz: int) -> tuple[int, int]:
+        """First frame and number of frames in a clip of `num_frames`."""
+        wanted = max(1, round(self.duration_s * rate_hz))
+        if self.rng is None:
+            start = round(self.start_s * rate_hz)
+        else:
+            start = int(self.rng.integers(max(0, num_frames - wanted) + 1))
+        return start, min(wanted, max(0, num_frames - start))
+
+
+def decode(
+    data: bytes,
+    *,
+    start_s: float = 0.0,
+    duration_s: float | None = None,
+    max_seconds: float,
+    rng: np.random.Generator | None = None,
+) -> DecodedAudio:
+    """Decodes part of an audio file; only that part where the format can seek.
+
+    Args:
+        data: The whole file.
+        start_s: Where the part starts.
+        duration_s: Its length; None: to the end.
+        max_seconds: Most seconds that are decoded, whatever duration_s says.
+        rng: Draws the start uniformly instead, from all that leave a full part (a shorter clip is taken whole).
+
+    Raises:
+        AudioError: The clip cannot be used; the reason is one line.
+    """
+    if not data:
+        raise AudioError("empty file (0 bytes)")
+    assert max_seconds > 0 and start_s >= 0 and (rng is None or start_s == 0), (max_seconds, start_s)
+    part = _Part(start_s, max_seconds if duration_s is None else min(duration_s, max_seconds), rng)
+    kind = find_kind(data)
+    if kind in OTHER_KINDS or kind == "ID3 tag without sound":
+        raise AudioError(f"found {kind}, no audio")
+    if kind in FFMPEG_KINDS:
+        return _checked(_decode_with_ffmpeg(data, kind, part))
+    try:
+        return _checked(_decode_with_soundfile(data, kind, part))
+    except soundfile.LibsndfileError as error:
+        if kind in SOUNDFILE_KINDS and _ffmpeg_problem() is not None:
+            raise AudioError(f"{kind} cannot be decoded: {_message(error)}") from error
+        return _checked(_decode_with_ffmpeg(data, kind, part))
+
+
+def load_clip(
+    data: bytes,
+    *,
+    max_seconds: float,
+    sample_rate_hz: int = 48_000,
+    rng: np.random.Generator | None = None,
+    notes: list[str] | None = None,
+) -> np.ndarray:
+    """Decodes, mixes to mono and resamples the first max_seconds of a file, or a part that `rng` draws.
+
+    Args:
+        data: The whole file.
+        max_seconds: Longest part that is decoded.
+        sample_rate_hz: Rate wanted.
+        rng: Draws the part of a longer file.
+        notes: Gets a line where the file is damaged and its readable part is used; the caller knows the key.
+
+    Returns:
+        float32 (n,), 1 <= n <= max_seconds * sample_rate_hz.
+
+    Raises:
+        AudioError: The clip cannot be used; the reason is one line.
+    """
+    audio = decode(data, max_seconds=max_seconds, rng=rng)
+    if audio.note is not None and notes is not None:
+        notes.append(audio.note)
+    samples = resample(audio.samples, audio.sample_rate_hz, sample_rate_hz)
+    return samples[: max(1, round(max_seconds * sample_rate_hz))]
+
+
+def _checked(audio: DecodedAudio) -> DecodedAudio:
+    """The audio, or an AudioError if its samples are none, not finite or absurd."""
+    if audio.samples.size == 0:
+        raise AudioError(f"{audio.kind} holds no samples in the part wanted")
+    peak = float(np.abs(audio.samples).max())
+    if not np.isfinite(peak):
+        raise AudioError(f"{audio.kind} holds NaN or infinite samples")
+    if peak > MAX_ABSOLUTE_SAMPLE:
+        raise AudioError(f"{audio.kind} holds samples of {peak:.1e}; full scale is 1")
+    return audio
+
+
+def _check_rate(rate_hz: float, kind: str) -> None:
+    if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
+        raise AudioError(f"{kind} has a sampling rate of {rate_hz:g} Hz, outside {MIN_RATE_HZ} to {MAX_RATE_HZ} Hz")
+
+
+def _message(error: soundfile.LibsndfileError) -> str:
+    """libsndfile's own words, without soundfile's prefix that prints the object."""
+    return error.error_string.strip().rstrip(".")
+
+
+def _decode_with_soundfile(data: bytes, kind: str, part: _Part) -> DecodedAudio:
+    mp3 = with_true_length(data) if kind == "MP3" else None
+    if mp3 is not None:
+        data = mp3.data
+    with soundfile.SoundFile(io.BytesIO(data)) as file:
+        _check_rate(file.samplerate, kind)
+        rate_hz, announced = file.samplerate, file.frames
+        audio = DecodedAudio(np.zeros(0, np.float32), rate_hz, kind, file.channels)
+        if announced <= 0:
+            raise AudioError(f"{kind} holds no samples")
+        start, wanted = part.place(announced, rate_hz)
+        problem = None
+        if announced < _UNKNOWN_FRAMES or part.rng is None:
+            samples, problem = _read(file, start, wanted, seek=kind != "MP3")
+        if problem is None and announced < _UNKNOWN_FRAMES and samples.size == wanted:
+            note = None
+            if mp3 is not None and mp3.announced_s is not None and mp3.announced_s - mp3.counted_s > 0.1:
+                note = f"MP3 is cut short: {mp3.counted_s:.2f} s of {mp3.announced_s:.2f} s are there"
+            return replace(audio, samples=samples, note=note)
+        if start == 0 and part.rng is None:
+            note = None if announced >= _UNKNOWN_FRAMES and problem is None else _damage(samples.size, audio, problem)
+            return replace(audio, samples=samples, note=note)
+    return _decode_damaged(data, audio, part)
+
+
+def _damage(num_readable: int, audio: DecodedAudio, problem: str | None) -> str:
+    reason = f" ({problem})" if problem else ""
+    return f"{audio.kind} is damaged or cut short: readable to {num_readable / audio.sample_rate_hz:.2f} s{reason}"
+
+
+def _read(file: soundfile.SoundFile, start: int, wanted: int, *, seek: bool = True) -> tuple[np.ndarray, str | None]:
+    """Reads up to `wanted` frames from `start` on, mixed to mono, and the decoder's complaint if it stopped early.
+
+    In blocks: a header that claims hours costs no memory, and an error does not take what was read before it. Without
+    `seek` the frames before `start` are decoded and dropped.
+    """
+    frames = max(256, _BLOCK_SAMPLES // file.channels)
+    blocks: list[np.ndarray] = []
+    position = start if seek else 0
+    problem = None
+    try:
+        if seek and start:
+            file.seek(start)
+        while position < start + wanted:
+            limit = start if position < start else start + wanted
+            block = file.read(min(frames, limit - position), dtype="float32", always_2d=True)
+            if block.shape[0] == 0:
+                break
+            if position >= start:
+                blocks.append(mix_down(block))
+            position += block.shape[0]
+    except soundfile.LibsndfileError as error:
+        problem = _message(error)
+    return np.concatenate(blocks) if blocks else np.zeros(0, dtype=np.float32), problem
+
+
+def _decode_damaged(data: bytes, audio: DecodedAudio, part: _Part) -> DecodedAudio:
+    """Counts the frames that can be read from the start, then takes the part out of those without seeking."""
+    num_frames, problem = _count_readable(data)
+    start, wanted = part.place(num_frames, audio.sample_rate_hz)
+    with soundfile.SoundFile(io.BytesIO(data)) as file:
+        samples, _ = _read(file, start, wanted, seek=False)
+        announced = file.frames
+    open_ended = announced >= _UNKNOWN_FRAMES and problem is None
+    return replace(audio, samples=samples, note=None if open_ended else _damage(num_frames, audio, problem))
+
+
+def _count_readable(data: bytes) -> tuple[int, str | None]:
+    num_frames, problem = 0, None
+    with soundfile.SoundFile(io.BytesIO(data)) as file:
+        frames = max(256, _BLOCK_SAMPLES // file.channels)
+        try:
+            while num_frames * file.channels < _MAX_SCAN_SAMPLES:
+                size = file.read(frames, dtype="float32", always_2d=True).shape[0]
+                if size == 0:
+                    break
+                num_frames += size
+        except soundfile.LibsndfileError as error:
+            problem = _message(error)
+    return num_frames, problem
+
+
+@functools.cache
+def _ffmpeg_problem() -> str | None:
+    """Why torchcodec cannot be used here; None where it can."""
+    try:
+        import torchcodec.decoders  # noqa: F401  (heavy, and fails without FFmpeg's shared libraries)
+    except ImportError:
+        return "torchcodec is not installed"
+    except (OSError, RuntimeError):
+        return "torchcodec finds no FFmpeg libraries"
+    return None
+
+
+def _decode_with_ffmpeg(data: bytes, kind: str, part: _Part) -> DecodedAudio:
+    problem = _ffmpeg_problem()
+    if problem is not None:
+        raise AudioError(f"found {kind}: needs torchcodec and FFmpeg to be decoded, and {problem}")
+    from torchcodec.decoders import AudioDecoder
+
+    try:
+        decoder = AudioDecoder(data)
+        rate_hz = decoder.metadata.sample_rate or 0
+        _check_rate(rate_hz, kind)
+        duration_s = decoder.metadata.duration_seconds or part.duration_s
+        start, wanted = part.place(round(duration_s * rate_hz), rate_hz)
+        found = decoder.get_samples_played_in_range(start / rate_hz, (start + wanted) / rate_hz).data
+        if found.shape[-1] == 0 and part.rng is not None:
+            found = decoder.get_samples_played_in_range(0.0, part.duration_s).data
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise AudioError(f"{kind} cannot be decoded: {str(error).strip().splitlines()[0]}") from error
+    return DecodedAudio(mix_down(found.numpy().T), rate_hz, kind, found.shape[0])
