@@ -50,11 +50,17 @@ def parse_yaml(text: str) -> Any:
 
 
 class _CoreDumper(yaml.SafeDumper):
-    yaml_implicit_resolvers = _CoreLoader.yaml_implicit_resolvers
+    """Quotes a text that either dialect would take for something else, so that every YAML reader agrees."""
+
+    yaml_implicit_resolvers: ClassVar[dict] = {
+        first: yaml.SafeDumper.yaml_implicit_resolvers.get(first, [])
+        + _CoreLoader.yaml_implicit_resolvers.get(first, [])
+        for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_CoreLoader.yaml_implicit_resolvers}
+    }
 
 
 def to_yaml(value: Any) -> str:
-    """YAML that `parse_yaml` reads back to the same value: a text such as "1e-4" gets its quotes."""
+    """YAML that `parse_yaml` and other readers take for the same value: the texts "1e-4" and "on" get quotes."""
     return yaml.dump(value, Dumper=_CoreDumper, sort_keys=False, allow_unicode=True, width=1000)
 
 

@@ -1,0 +1,122 @@
+"""Optimizer and scheduler of a DeepSpeed config, and the rule for numbers that the run config holds, too."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from clap_zero.config.ds_keys import OPTIMIZERS, REMOVED_OPTIMIZERS, SCHEDULER_PARAMS
+from clap_zero.config.schema import RunConfig
+from clap_zero.config.values import nearest, shown
+from clap_zero.errors import ConfigError
+
+ADAM_DEFAULTS = {"betas": [0.9, 0.999], "eps": 1e-8}
+"""LAION's recipe, and DeepSpeed's and torch's defaults."""
+
+
+def settle_optimizer(
+    ds: dict[str, Any], run: RunConfig, *, explicit: Collection[str], device_type: str, stage: int
+) -> None:
+    """An optimizer with all numbers: from the JSON where it has them, else from the run config."""
+    section = ds.setdefault("optimizer", {})
+    kind = section.setdefault("type", "AdamW")
+    _check_optimizer_type(ds, kind, stage=stage)
+    params = section.setdefault("params", {})
+    for name, value in (("lr", run.train.learning_rate), ("weight_decay", run.train.weight_decay)):
+        key = "train.learning_rate" if name == "lr" else "train.weight_decay"
+        own(params, name, path=f"optimizer.params.{name}", value=value, key=key, explicit=explicit)
+    if kind.lower() in ("adam", "adamw"):
+        for name, value in ADAM_DEFAULTS.items():
+            if params.get(name, "auto") == "auto":
+                params[name] = value
+        for name in ("torch_adam", "adam_w_mode"):
+            if params.get(name) == "auto":
+                del params[name]
+        if device_type == "cpu":
+            # DeepSpeed's own Adam is compiled at first use, which takes minutes and can hang (see the README).
+            params.setdefault("torch_adam", True)
+    if device_type == "cpu":
+        ds.setdefault("zero_force_ds_cpu_optimizer", False)
+    _check_optimizer_numbers(params)
+
+
+def _check_optimizer_type(ds: Mapping[str, Any], kind: str, *, stage: int) -> None:
+    if kind.lower() in REMOVED_OPTIMIZERS:
+        raise ConfigError(f"optimizer.type {kind}: DeepSpeed removed the 1-bit optimizers in 0.19.7: use AdamW")
+    known = {name.lower(): name for name in OPTIMIZERS}
+    name = known.get(kind.lower())
+    if name is None or (name != name.lower() and kind != name):
+        match = known.get(nearest(kind.lower(), known) or "", "AdamW")
+        raise ConfigError(f"optimizer.type {kind} is not known: did you mean {match}?")
+    if stage > 0 and not OPTIMIZERS[name] and ds.get("zero_allow_untested_optimizer") is not True:
+        raise ConfigError(
+            f"optimizer.type {kind} has not been tested with ZeRO: add "
+            '"zero_allow_untested_optimizer": true to use it all the same, or use AdamW'
+        )
+
+
+def _check_optimizer_numbers(params: Mapping[str, Any]) -> None:
+    lr, decay, betas = params["lr"], params["weight_decay"], params.get("betas")
+    for path, value, fits in (
+        ("lr", lr, _is_number(lr) and lr > 0),
+        ("weight_decay", decay, _is_number(decay) and decay >= 0),
+    ):
+        if not fits:
+            raise ConfigError(f"optimizer.params.{path} is {shown(value)}: a number above 0 is needed")
+    if isinstance(betas, list) and not (len(betas) == 2 and all(_is_number(beta) and 0 <= beta < 1 for beta in betas)):
+        raise ConfigError(f"optimizer.params.betas is {betas}: two numbers from 0 to below 1 are needed")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def settle_scheduler(
+    ds: dict[str, Any], run: RunConfig, *, explicit: Collection[str], warmup_steps: int, total_steps: int | None
+) -> None:
+    """Fills the scheduler of the JSON, if any; DeepSpeed's default of warmup_max_lr would ignore the optimizer's lr."""
+    section = ds.get("scheduler")
+    if section is None:
+        return
+    kind = section.get("type")
+    if kind is None:
+        raise ConfigError("scheduler.type is missing: name one, such as WarmupCosineLR, or remove the section")
+    table = SCHEDULER_PARAMS.get(kind)
+    if table is None:
+        match = {name.lower(): name for name in SCHEDULER_PARAMS}.get(str(kind).lower()) or nearest(
+            kind, SCHEDULER_PARAMS
+        )
+        if match is not None:
+            raise ConfigError(f"scheduler.type {kind} is not known: did you mean {match}?")
+        return
+    params = section.setdefault("params", {})
+    lr = ds["optimizer"]["params"]["lr"]
+    path, key = "scheduler.params.warmup_num_steps", "train.warmup_steps"
+    own(params, "warmup_num_steps", path=path, value=max(1, warmup_steps), key=key, explicit=explicit)
+    if total_steps is not None and "total_num_steps" in table and params.get("total_num_steps", "auto") == "auto":
+        params["total_num_steps"] = total_steps
+    if "warmup_max_lr" in table and params.get("warmup_max_lr", "auto") == "auto":
+        params["warmup_max_lr"] = lr
+    if params.get("cos_min_ratio", "auto") == "auto" and "cos_min_ratio" in table:
+        params["cos_min_ratio"] = run.train.min_learning_rate / lr
+    for name, value in (("warmup_min_lr", 0.0), ("warmup_min_ratio", 0.0), ("warmup_type", "linear")):
+        if params.get(name) == "auto":
+            params[name] = value
+    if params["warmup_num_steps"] < 1:
+        raise ConfigError(f"{path} is {params['warmup_num_steps']}: DeepSpeed needs 1 or more")
+
+
+def own(section: dict[str, Any], name: str, *, path: str, value: Any, key: str, explicit: Collection[str]) -> None:
+    """The rule for a number that JSON and run config could both hold: the JSON's, unless absent or "auto".
+
+    Raises:
+        ConfigError: the user gave both and they differ.
+    """
+    present = section.get(name, "auto")
+    if present == "auto":
+        section[name] = value
+    elif key in explicit and present != value:
+        raise ConfigError(
+            f"{path} is {shown(present)} in the DeepSpeed JSON and {key} is {shown(value)} in the run config: "
+            f"make them equal, leave --{key} away, or let the run config decide with --ds.{path} auto"
+        )
