@@ -111,7 +111,7 @@ def _number_before(scores: Tensor, target: Tensor) -> Tensor:
 
 
 def _summary(direction: str, ranks: Tensor, counts: Tensor) -> dict[str, float]:
-    """Figures of one direction from sorted ranks (queries, most relevant items of a query), inf where there are fewer."""
+    """Figures of one direction from sorted ranks (queries, most relevant items of one), inf where there are fewer."""
     best = ranks[:, 0]
     order = torch.arange(1, ranks.shape[1] + 1, device=ranks.device)
     precision = torch.where(ranks <= MAP_AT, order / ranks, 0.0).sum(dim=1) / counts

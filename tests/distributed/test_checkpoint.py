@@ -39,7 +39,7 @@ class Toy(nn.Module):
         self.logit_scale_a = nn.Parameter(torch.tensor([1.5]))
         self.embedding = nn.Embedding(4099, 29)
         self.frozen = nn.Parameter(torch.randn(3), requires_grad=False)
-        self.norm = nn.BatchNorm1d(29)
+        self.norm = nn.BatchNorm1d(29, affine=False)
         self.register_buffer("index", torch.arange(5), persistent=True)
         self.register_buffer("scratch", torch.zeros(2), persistent=False)
         self.dropout = nn.Dropout(0.1)
