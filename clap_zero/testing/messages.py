@@ -55,10 +55,12 @@ class Failure:
     Attributes:
         exception: What it raised, if it can be raised again in the test process.
         text: The traceback, or how the rank died.
+        died: It gave no answer. What other ranks raise at the same time is mostly the echo of that.
     """
 
     exception: Exception | None
     text: str
+    died: bool = False
 
 
 Reply = Success | Failure

@@ -119,7 +119,7 @@ class _Rank:
                 self.process.wait(timeout=5)
             code = self.process.poll()
             how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
-            return Failure(None, f"rank {self.rank} {how} without an answer")
+            return Failure(None, f"rank {self.rank} {how} without an answer", died=True)
 
     def output(self) -> str:
         """The end of what the rank printed since the task was sent."""
@@ -172,8 +172,8 @@ class _Pool:
         Returns:
             The results in order of rank.
         """
-        replies: dict[int, Reply] = {}
-        failed: list[int] = []
+        values: dict[int, Any] = {}
+        failures: dict[int, Failure] = {}
         deadline = time.monotonic() + timeout_s
         waiting = {rank.pipe: rank for rank in self.ranks}
         while waiting:
@@ -182,30 +182,36 @@ class _Pool:
                 break
             for pipe in ready:
                 rank = waiting.pop(pipe)  # type: ignore[arg-type,call-overload]
-                replies[rank.rank] = rank.receive()
-                if isinstance(replies[rank.rank], Failure):
-                    failed.append(rank.rank)
+                reply = rank.receive()
+                if isinstance(reply, Failure):
+                    failures[rank.rank] = reply
                     deadline = min(deadline, time.monotonic() + GRACE_S)
-        if failed:
-            self._raise_failure(replies, failed)
+                else:
+                    values[rank.rank] = reply.value
+        if failures:
+            self._raise_failure(failures, finished=set(values))
         if waiting:
             raise RankTimeout(self._stacks(sorted(rank.rank for rank in waiting.values()), timeout_s))
-        return [replies[rank.rank].value for rank in self.ranks]
+        return [values[rank.rank] for rank in self.ranks]
 
-    def _raise_failure(self, replies: dict[int, Reply], failed: list[int]) -> None:
-        first = replies[failed[0]]
-        states = {number: "failed too" if number in failed else "had finished" for number in replies}
+    def _raise_failure(self, failures: dict[int, Failure], *, finished: set[int]) -> None:
+        """Raise what the first rank that failed raised; its cause tells of all ranks.
+
+        `failures` is in order of time; a rank that died goes before those that raised, which mostly lost contact to it.
+        """
+        number, first = min(failures.items(), key=lambda item: not item[1].died)
+        states = dict.fromkeys(finished, "had finished") | dict.fromkeys(failures, "failed too")
         others = ", ".join(
             f"rank {rank.rank} {states.get(rank.rank, 'was still running')}"
             for rank in self.ranks
-            if rank.rank != failed[0]
+            if rank.rank != number
         )
-        details = f"rank {failed[0]} of {len(self.ranks)} failed ({others}):\n{first.text}"
-        for number in failed[1:]:
-            details += f"\n--- rank {number}:\n{replies[number].text}"
-        for number in failed:
-            if output := self.ranks[number].output():
-                details += f"\n--- output of rank {number}:\n{output}"
+        details = f"rank {number} of {len(self.ranks)} failed ({others}):\n{first.text}"
+        for other in failures.keys() - {number}:
+            details += f"\n--- rank {other}:\n{failures[other].text}"
+        for failed in failures:
+            if output := self.ranks[failed].output():
+                details += f"\n--- output of rank {failed}:\n{output}"
         if first.exception is None:
             raise RankError(details)
         raise first.exception from RankError(details)
