@@ -42,7 +42,9 @@ def all_gather(t: Tensor) -> Tensor:
     if mine.dim() == 0:
         raise ValueError("all_gather needs a tensor with a batch axis")
     gathered = mine.new_empty((world * mine.shape[0], *mine.shape[1:]))
-    dist.all_gather_into_tensor(gathered, mine)
+    # torch 2.14 renamed it.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(gathered, mine)
     return gathered
 
 

@@ -45,4 +45,5 @@ class EvaluateHook(Hook):
         self._last_step = trainer.state.step
         if trainer.world.is_main:
             write_result(trainer.run_dir, trainer.state.step, result)
-        trainer.fire("on_evaluate", result.metrics)
+        counts = {"num_clips": result.num_clips, "num_captions": result.num_captions}
+        trainer.fire("on_evaluate", result.metrics | counts)

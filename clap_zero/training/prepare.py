@@ -127,8 +127,10 @@ def _settle(command: CommandLine, lock: RunLock, *, world: World, memory: int) -
         world_size=world.size,
         machine=Machine(memory_bytes=memory, num_samples=train.num_samples, device_type=world.device.type),
         recorded=None if run.force else directory.recorded_ds_config(),
+        explicit=command.explicit,
     )
-    plan = make_plan(run, resolved, train)
+    run = resolved.run
+    plan = make_plan(resolved, train)
     data = {name: _summary(index) for name, index in (("train", train), ("val", val)) if index is not None}
     directory.check_unchanged(run=run.model_dump(mode="json"), ds=resolved.config, data=data, force=run.force)
     finished = directory.finished_step()
@@ -170,7 +172,7 @@ def with_data(run: RunConfig) -> tuple[RunConfig, list[str]]:
     return run.model_copy(update={"data": data}), [f"data.train {train}: no data was named, so the embedded sounds"]
 
 
-def make_plan(run: RunConfig, resolved: ResolvedDeepSpeed, train: ShardIndex) -> Plan:
+def make_plan(resolved: ResolvedDeepSpeed, train: ShardIndex) -> Plan:
     """The length of the run in optimizer steps.
 
     Raises:
@@ -182,12 +184,9 @@ def make_plan(run: RunConfig, resolved: ResolvedDeepSpeed, train: ShardIndex) ->
             f"{train.num_samples} training pairs are fewer than one global batch of {resolved.global_batch}: give more "
             "data, or lower train_micro_batch_size_per_gpu, gradient_accumulation_steps or the number of ranks"
         )
-    max_steps = run.train.max_steps
-    if max_steps is None:
-        assert run.train.epochs is not None
-        max_steps = max(1, round(run.train.epochs * num_steps))
+    assert resolved.total_steps is not None, "known as soon as the number of samples is"
     return Plan(
-        max_steps=max_steps,
+        max_steps=resolved.total_steps,
         steps_per_epoch=num_steps,
         num_samples=train.num_samples,
         global_batch=resolved.global_batch,

@@ -19,6 +19,7 @@ from clap_zero.hooks.console import ConsoleHook
 from clap_zero.hooks.evaluate import EvaluateHook
 from clap_zero.hooks.jsonl import KeysHook, MetricsHook
 from clap_zero.hooks.wandb import WandbHook
+from clap_zero.model.activation import enable_activation_checkpointing
 from clap_zero.model.clap import build_model, feature_config
 from clap_zero.training.engine import Engine
 from clap_zero.training.hooks import Hook
@@ -52,6 +53,7 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
         ds_config=resolved.config,
         device=world.device,
     )
+    enable_activation_checkpointing(model, resolved.config)
     engine = Engine(model, resolved=resolved, weight_decay=run.train.weight_decay, world=world)
     state = TrainState(0, 0, 0, 0, world_size=world.size, stage=resolved.stage, attempt=0)
     if settled.resume_from is not None:
