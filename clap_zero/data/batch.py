@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from clap_zero.audio.features import ClipBatch, FeatureConfig
+from clap_zero.audio.clips import ClipBatch, FeatureConfig
 from clap_zero.data.partition import DataPosition
 
 

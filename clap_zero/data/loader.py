@@ -7,15 +7,9 @@ for all epochs. It ends when the generator is closed or collected, and by itself
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import multiprocessing
-import multiprocessing.connection
 import os
-import signal
-import sys
-import threading
-import types
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import cast
@@ -26,6 +20,7 @@ from torch.utils.data import DataLoader
 from clap_zero.data.batch import Batch, EvalBatch, LoaderPlan
 from clap_zero.data.index import ShardIndex
 from clap_zero.data.pipeline import Failure, build_pipeline
+from clap_zero.data.processes import forkserver_context, init_worker, no_main_module
 from clap_zero.data.schedule import num_eval_batches
 from clap_zero.data.text import MAX_TOKENS
 from clap_zero.errors import ConfigError, DataError
@@ -133,51 +128,21 @@ def _one_line(error: Exception) -> str:
 
 
 def _start_workers(pipeline: object, plan: LoaderPlan, workers: int) -> Iterator[object]:
-    context = multiprocessing.get_context("forkserver")
     # Where the package is installed, workers inherit the imports of the server instead of repeating them.
-    context.set_forkserver_preload(["clap_zero.data.pipeline"])
-    loader: DataLoader = DataLoader(
-        pipeline,  # type: ignore[arg-type]
-        batch_size=None,
-        num_workers=workers,
-        multiprocessing_context=context,
-        worker_init_fn=partial(_init_worker, os.getpid()),
-        prefetch_factor=plan.prefetch,
-        pin_memory=plan.pin_memory and torch.cuda.is_available(),
-    )
-    with _no_main_module():
+    context = forkserver_context("clap_zero.data.pipeline")
+    with warnings.catch_warnings(), no_main_module():
+        # torch compares the workers of this rank with the cores of the machine; their number is the run config's.
+        warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
+        loader: DataLoader = DataLoader(
+            pipeline,  # type: ignore[arg-type]
+            batch_size=None,
+            num_workers=workers,
+            multiprocessing_context=context,
+            worker_init_fn=partial(init_worker, os.getpid()),
+            prefetch_factor=plan.prefetch,
+            pin_memory=plan.pin_memory and torch.cuda.is_available(),
+        )
         return iter(loader)
-
-
-@contextlib.contextmanager
-def _no_main_module() -> Iterator[None]:
-    """Hides `__main__` while workers start: they would import it again, with all that it imports."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-def _init_worker(rank_pid: int, worker: int) -> None:
-    """Runs first in each worker."""
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the rank ends its workers
-    threading.Thread(target=_leave_with, args=(rank_pid,), name=f"watch-rank-{rank_pid}", daemon=True).start()
-
-
-def _leave_with(rank_pid: int) -> None:
-    """Ends this worker as soon as its rank is gone: a killed rank cannot tell its workers."""
-    try:
-        handle = os.pidfd_open(rank_pid)
-    except ProcessLookupError:
-        os._exit(1)
-    except (AttributeError, OSError):
-        return  # not Linux: torch's own watch, which polls, has to do
-    # A pidfd becomes readable when its process ends.
-    multiprocessing.connection.wait([handle])
-    os._exit(1)
 
 
 class _BadSamples:

@@ -20,8 +20,8 @@ import torch
 import webdataset as wds
 from torch.utils.data import get_worker_info
 
+from clap_zero.audio.clips import ClipBatch, plan_crop
 from clap_zero.audio.decode import AudioError, load_clip
-from clap_zero.audio.features import ClipBatch, plan_crop
 from clap_zero.audio.waveform import crop, to_int16
 from clap_zero.data.batch import Batch, EvalBatch, LoaderPlan
 from clap_zero.data.captions import caption_id, read_captions
@@ -160,20 +160,31 @@ def _generator(sample: Sample, plan: LoaderPlan, purpose: int) -> np.random.Gene
 
 
 class DecodeClip:
-    """audio bytes -> `clip` int16 (n,) and `chunk_starts`. Training draws the part; evaluation takes a fixed one."""
+    """audio bytes -> `clip` int16 (n,), `chunk_starts`, `notes`. Training draws the part; evaluation takes a fixed one.
+
+    For rand_trunc in training only the part is decoded that is used; its start is drawn from the whole file.
+    """
 
     def __init__(self, plan: LoaderPlan, *, training: bool) -> None:
-        self._plan, self._training = plan, training
+        self._features, self._plan, self._training = plan.features, plan, training
+        self._max_seconds = plan.max_seconds
+        if training and self._features.truncation == "rand_trunc":
+            self._max_seconds = min(self._max_seconds, self._features.max_samples / self._features.sample_rate_hz)
 
     def __call__(self, sample: Sample) -> None:
-        features = self._plan.features
-        samples = load_clip(
-            sample.pop("audio"), max_seconds=self._plan.max_seconds, sample_rate_hz=features.sample_rate_hz
-        )
         rng = _generator(sample, self._plan, _CROP) if self._training else None
-        part = plan_crop(samples.size, features, rng)
+        notes: list[str] = []
+        samples = load_clip(
+            sample.pop("audio"),
+            max_seconds=self._max_seconds,
+            sample_rate_hz=self._features.sample_rate_hz,
+            rng=rng,
+            notes=notes,
+        )
+        part = plan_crop(samples.size, self._features, rng)
         sample["clip"] = to_int16(crop(samples, part.start_sample, part.num_samples))
         sample["chunk_starts"] = part.chunk_starts
+        sample["notes"] = [f"{sample['__key__']}: {note}" for note in notes]
 
 
 class ChooseCaptions:
@@ -226,6 +237,7 @@ class Assemble:
             if len(done) == self._plan.micro_batch:
                 batch = self._make(done)
                 batch.skipped, batch.notes = skipped, self._source.reader.take_notes()
+                batch.notes += [note for sample in done for note in sample["notes"]]
                 batch.num_truncated = sum(sample["num_truncated"] for sample in done)
                 yield batch
                 done, skipped = [], []

@@ -1,0 +1,140 @@
+"""Writes one split in LAION's layout: tars of FLAC and json, sizes.json, index.json, rejected.jsonl."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import tarfile
+from pathlib import Path
+
+from clap_zero.data.index import SIZES_FILE
+from clap_zero.data.pack_audio import SAMPLE_RATE_HZ, Encoded
+
+INDEX_FILE, REJECTED_FILE = "index.json", "rejected.jsonl"
+INDEX_VERSION = 1
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+_KEY_LENGTH = 80
+
+
+class SplitWriter:
+    """Takes the encoded items of a split in their order.
+
+    Args:
+        directory: an empty directory.
+        shard_size: pairs in a tar.
+    """
+
+    def __init__(self, directory: Path, shard_size: int) -> None:
+        self.directory = directory
+        self._shard_size = shard_size
+        self._keys: set[str] = set()
+        self._tar: tarfile.TarFile | None = None
+        self._sizes: dict[str, int] = {}
+        self._sizes_bytes: dict[str, int] = {}
+        self._offsets: dict[str, list[list[object]]] = {}
+        self._rejected = (directory / REJECTED_FILE).open("w", encoding="utf-8")
+        self.num_rejected = 0
+        self.num_samples = 0
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs written."""
+        return sum(self._sizes.values())
+
+    @property
+    def num_shards(self) -> int:
+        """Tars begun."""
+        return len(self._sizes)
+
+    def add(self, encoded: Encoded) -> None:
+        """Writes a pair."""
+        assert encoded.flac is not None
+        name = f"{max(0, len(self._sizes) - 1)}.tar"
+        if self._tar is None or self._sizes[name] == self._shard_size:
+            self._close_tar()
+            name = f"{len(self._sizes)}.tar"
+            self._tar = tarfile.open(self.directory / name, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
+            self._sizes[name], self._offsets[name] = 0, []
+        item = encoded.item
+        record = {
+            "text": list(item.captions),
+            "tag": list(item.tags),
+            "original_data": {**item.original, "name": item.name, **({"cut": True} if encoded.cut else {})},
+        }
+        key = self._key(item.name)
+        audio = self._member(f"{key}.flac", encoded.flac)
+        text = self._member(
+            f"{key}.json", json.dumps(record, ensure_ascii=False, default=str).encode("utf-8", "replace")
+        )
+        self._offsets[name].append([key, *audio, *text])
+        self._sizes[name] += 1
+        self.num_samples += encoded.num_samples
+
+    def reject(self, name: str, reason: str) -> None:
+        """Notes an item that is not packed."""
+        self.num_rejected += 1
+        self._rejected.write(json.dumps({"file": name, "reason": reason}, ensure_ascii=True) + "\n")
+
+    def close(self) -> None:
+        """Writes the indexes; everything is on the disk afterwards."""
+        self._close_tar()
+        self._rejected.close()
+        index = {
+            "version": INDEX_VERSION,
+            "num_pairs": self.num_pairs,
+            "num_rejected": self.num_rejected,
+            "sample_rate_hz": SAMPLE_RATE_HZ,
+            "duration_s": self.num_samples / SAMPLE_RATE_HZ,
+            "columns": ["key", "flac_offset", "flac_size_bytes", "json_offset", "json_size_bytes"],
+            "shards": [
+                {"name": name, "num_pairs": self._sizes[name], "size_bytes": size, "members": self._offsets[name]}
+                for name, size in self._sizes_bytes.items()
+            ],
+        }
+        _write_json(self.directory / INDEX_FILE, index)
+        _write_json(self.directory / SIZES_FILE, self._sizes)
+
+    def abandon(self) -> None:
+        """Closes the files of a split that is not finished."""
+        self._rejected.close()
+        if self._tar is not None and self._tar.fileobj is not None:
+            self._tar.fileobj.close()
+
+    def _close_tar(self) -> None:
+        if self._tar is not None:
+            path = Path(str(self._tar.name))
+            self._tar.close()
+            self._tar = None
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
+            self._sizes_bytes[path.name] = path.stat().st_size
+
+    def _member(self, name: str, data: bytes) -> tuple[int, int]:
+        """Adds a file; (offset, size) of its bytes. Equal input gives equal tars: no times, no owners."""
+        assert self._tar is not None
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        offset = self._tar.offset + tarfile.BLOCKSIZE
+        self._tar.addfile(info, io.BytesIO(data))
+        return offset, len(data)
+
+    def _key(self, name: str) -> str:
+        """A name for the members: safe in every file system and shell, without dots, unique also in lower case."""
+        stem = Path(name).name
+        stem = stem[: stem.rfind(".")] if "." in stem[1:] else stem
+        base = _UNSAFE.sub("_", stem).strip("_-")[:_KEY_LENGTH] or "clip"
+        key, number = base, 1
+        while key.lower() in self._keys:
+            number += 1
+            key = f"{base}-{number}"
+        self._keys.add(key.lower())
+        return key
+
+
+def _write_json(path: Path, value: object) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        json.dump(value, file)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,63 @@
+"""Starting worker processes that import neither the caller's main module nor anything heavy."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from multiprocessing.context import ForkServerContext
+
+import torch
+
+
+def forkserver_context(*preload: str) -> ForkServerContext:
+    """The start method of all workers. Fork can deadlock with torchaudio, spawn pays for all imports each time.
+
+    Args:
+        preload: modules that the server imports once for all workers (where the package is installed).
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preload))
+    return context
+
+
+@contextlib.contextmanager
+def no_main_module() -> Iterator[None]:
+    """Hides `__main__` while workers start: they would import it again, with all that it imports."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def init_worker(parent_pid: int, worker: int = 0) -> None:
+    """Runs first in each worker: one thread, Ctrl-C is left to the parent, and it goes when its parent goes.
+
+    Args:
+        parent_pid: the process that the worker works for; its real parent is the fork server.
+        worker: number of the worker, as torch passes it.
+    """
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with, args=(parent_pid,), name=f"watch-{parent_pid}", daemon=True).start()
+
+
+def _leave_with(parent_pid: int) -> None:
+    """Ends this process as soon as the parent is gone: a killed parent cannot tell its workers."""
+    try:
+        handle = os.pidfd_open(parent_pid)
+    except ProcessLookupError:
+        os._exit(1)
+    except (AttributeError, OSError):
+        return  # not Linux: the slower watch of torch has to do
+    # A pidfd becomes readable when its process ends.
+    multiprocessing.connection.wait([handle])
+    os._exit(1)
