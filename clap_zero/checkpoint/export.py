@@ -153,7 +153,9 @@ def _write_tokenizer(source: ModelSource, out: Path) -> None:
     special = {
         **dict.fromkeys(("bos_token", "cls_token"), "<s>"),
         **dict.fromkeys(("eos_token", "sep_token"), "</s>"),
-        "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+        "mask_token": "<mask>",
     }
     settings = {
         **special,

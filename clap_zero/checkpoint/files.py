@@ -186,8 +186,8 @@ class SafetensorsWriter(ChecksummedFile):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert kind is not None or not self._pending, f"tensors promised but not written: {self._pending}"
         super().__exit__(kind, error, trace)
+        assert kind is not None or not self._pending, f"tensors promised but not written: {self._pending}"
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileRecord:

@@ -1,0 +1,57 @@
+"""`clap-zero eval RUN`: held-out figures of a checkpoint, on record and on the screen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clap_zero.checkpoint.store import CheckpointStore
+from clap_zero.errors import CheckpointError, ConfigError, DataError
+from clap_zero.evaluation.from_run import eval_run
+from clap_zero.evaluation.runner import EvalResult, best_step, read_results, write_result
+from tests.unit.checkpoint.small_run import make_model, make_run, make_shards
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    shards = make_shards(folder / "val", num_clips=5, captions=2)
+    return make_run(folder / "run", make_model(fusion=True), val=(str(shards),))
+
+
+def test_writes_and_prints_the_figures(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = eval_run(run_dir, device="cpu")
+    content = json.loads((run_dir / "eval" / "step-7.json").read_text())
+    assert (content["step"], content["num_clips"], content["num_captions"]) == (7, 5, 10)
+    assert content["audio_to_text.R@1"] == result.metrics["audio_to_text.R@1"]
+    assert {"text_to_audio.mAP@10", "audio_to_text.median_rank", "text_to_audio.R@5"} <= content.keys()
+    printed = capsys.readouterr().out
+    assert "5 clips, 10 captions" in printed and "audio_to_text" in printed and "step 7" in printed
+    assert eval_run(run_dir, step=7, device="cpu", batch_size=3).metrics == pytest.approx(result.metrics)
+
+
+def test_best_is_a_marked_step(run_dir: Path) -> None:
+    with pytest.raises(CheckpointError, match="marked as best"):
+        eval_run(run_dir, step="best")
+    CheckpointStore(run_dir / "checkpoints").mark_best(7)
+    assert eval_run(run_dir, step="best", device="cpu").num_clips == 5
+
+
+def test_nothing_held_out_or_missing_shards_are_errors(tmp_path: Path) -> None:
+    model = make_model(fusion=False)
+    with pytest.raises(ConfigError, match=r"no data\.val"):
+        eval_run(make_run(tmp_path / "a", model), device="cpu")
+    with pytest.raises((DataError, ConfigError), match="nowhere"):
+        eval_run(make_run(tmp_path / "b", model, val=(str(tmp_path / "nowhere"),)), device="cpu")
+
+
+def test_the_best_step_is_by_mean_map(tmp_path: Path) -> None:
+    assert best_step(tmp_path) is None
+    for step, (forward, backward) in {0: (0.1, 0.1), 10: (0.5, 0.2), 20: (0.3, 0.4), 30: (0.2, 0.2)}.items():
+        metrics = {"audio_to_text.mAP@10": forward, "text_to_audio.mAP@10": backward}
+        write_result(tmp_path, step, EvalResult(metrics, 4, 4))
+    (tmp_path / "eval" / "step-40.json").write_text("{torn")
+    assert list(read_results(tmp_path)) == [0, 10, 20, 30]
+    assert best_step(tmp_path) == 20
