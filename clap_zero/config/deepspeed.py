@@ -216,12 +216,10 @@ def _in_force(config: Mapping[str, Any], run: RunConfig, *, warmup_steps: int) -
 
 def _summary(config: Mapping[str, Any], *, stage: int, precision: str, checkpointing: bool) -> str:
     parts = [f"ZeRO stage {stage}", precision, f"activation checkpointing {'on' if checkpointing else 'off'}"]
-    for name in ("offload_optimizer", "offload_param"):
+    for what, name in (("optimizer", "offload_optimizer"), ("parameters", "offload_param")):
         device = lookup(config, f"zero_optimization.{name}.device")
         if device not in (None, "none"):
-            parts.append(
-                f"{name.replace('_', ' of ')} to {device}".replace("offload of param", "offload of parameters")
-            )
+            parts.append(f"{what} offloaded to {device}")
     clipping = config["gradient_clipping"]
     parts.append(f"gradients clipped at norm {clipping:g}" if clipping else "no clipping")
     return ", ".join(parts)

@@ -1,0 +1,245 @@
+"""The `clap-zero` command. Thin: each subcommand parses its arguments and calls one function of the package.
+
+Nothing heavy is imported before a subcommand is known, so that `--help` and `--version` answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import clap_zero
+from clap_zero.errors import ClapZeroError, ConfigError
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells report it."""
+
+COMMANDS = {
+    "pack": "write audio and captions into tar shards",
+    "train": "train a model; `clap-zero train --help` lists every key",
+    "eval": "retrieval figures of a run on its held-out pairs",
+    "export": "write a run's model as a Hugging Face directory",
+    "check-config": "check a command line of `train` and print its arithmetic, without starting anything",
+}
+
+_USAGE = """\
+usage: clap-zero COMMAND ...
+
+Trains CLAP audio-text models with DeepSpeed ZeRO.
+
+commands:
+{commands}
+
+  --help      print this, or after a command what that command takes
+  --version   print the version
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand.
+
+    Args:
+        argv: arguments after the program's name; None takes the process's own.
+
+    Returns:
+        The exit code; errors that a user can act on are one line each on stderr.
+    """
+    try:
+        return _dispatch(list(sys.argv[1:] if argv is None else argv))
+    except ClapZeroError as error:
+        print("\n".join(f"clap-zero: error: {line}" for line in str(error).splitlines()), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("clap-zero: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("--help", "-h"):
+        width = max(map(len, COMMANDS))
+        print(_USAGE.format(commands="\n".join(f"  {name:{width}}  {text}" for name, text in COMMANDS.items())), end="")
+        return 0 if argv else ConfigError.exit_code
+    if argv[0] == "--version":
+        print(f"clap-zero {clap_zero.__version__}")
+        return 0
+    name, rest = argv[0].replace("_", "-"), argv[1:]
+    runners: dict[str, Callable[[list[str]], int]] = {
+        "pack": _pack,
+        "train": _train,
+        "eval": _eval,
+        "export": _export,
+        "check-config": _check_config,
+    }
+    if name not in runners:
+        close = difflib.get_close_matches(name, runners, n=1, cutoff=0.4)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(runners)}"
+        raise ConfigError(f"unknown command {argv[0]}: {hint}")
+    return runners[name](rest)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose complaints are ConfigErrors, and to which `--a_b` and `--a-b` are the same flag."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__(prog=f"clap-zero {command}", description=COMMANDS[command], allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{self.prog}: {message} ({self.prog} --help says what it takes)")
+
+    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+        tokens = []
+        for token in argv:
+            name, equals, value = token.partition("=")
+            tokens.append(f"{name.replace('_', '-')}{equals}{value}" if token.startswith("--") else token)
+        known, unknown = self.parse_known_args(tokens)
+        if unknown:
+            flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+            close = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
+            self.error(f"unknown argument {unknown[0]}" + (f": did you mean {close[0]}?" if close else ""))
+        return known
+
+
+def _pack(argv: list[str]) -> int:
+    from clap_zero.data.pack_cli import add_pack_arguments, pack_from_args
+
+    parser = _Parser("pack")
+    add_pack_arguments(parser)
+    pack_from_args(parser.read(argv))
+    return 0
+
+
+def _train(argv: list[str]) -> int:
+    from clap_zero.train import run_and_exit
+
+    run_and_exit(argv)  # ends the process itself: a rank must not outlive its failure
+    return 0
+
+
+def _eval(argv: list[str]) -> int:
+    parser = _Parser("eval")
+    parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    parser.add_argument("--step", default="latest", metavar="N|latest|best", help="checkpoint (default: %(default)s)")
+    parser.add_argument(
+        "--val", action="append", metavar="PATTERN", help="other shards than the run's; may be repeated"
+    )
+    parser.add_argument("--batch-size", type=int, metavar="N", help="clips at once (default: the run's)")
+    args = parser.read(argv)
+    step = _step(args.step)
+    if args.batch_size is not None and args.batch_size < 1:
+        raise ConfigError(f"--batch-size {args.batch_size}: at least 1 is needed")
+    from clap_zero.evaluation.from_run import eval_run
+
+    eval_run(args.run, step=step, val=args.val, batch_size=args.batch_size)
+    return 0
+
+
+def _export(argv: list[str]) -> int:
+    parser = _Parser("export")
+    parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    parser.add_argument("out", type=Path, metavar="DIR", help="directory to write, for ClapModel.from_pretrained")
+    parser.add_argument("--step", default="latest", metavar="N|latest|best", help="checkpoint (default: %(default)s)")
+    parser.add_argument("--overwrite", action="store_true", help="replace what is in DIR")
+    args = parser.read(argv)
+    step = _step(args.step)
+    from clap_zero.checkpoint.export import export_run
+
+    print(f"exported to {export_run(args.run, args.out, step=step, overwrite=args.overwrite)}")
+    return 0
+
+
+def _step(text: str) -> str | int:
+    if text in ("latest", "best"):
+        return text
+    if not text.isdecimal():
+        raise ConfigError(f"--step {text}: a step's number, latest or best is needed")
+    return int(text)
+
+
+_CHECK_HELP = """\
+usage: clap-zero check-config --world-size N [--num-samples N] [--memory-gb X] [--device cpu|cuda] TRAIN_FLAGS ...
+
+Checks the flags of a `train` command and prints what they come to; starts no rank and builds no model.
+
+  --world-size N     ranks of the run; unit count, default 1
+  --num-samples N    training pairs; unit count, default: those of --data.train, or not known
+  --memory-gb X      memory that one rank may use; unit GB, default not known (it then bounds nothing)
+  --device NAME      cpu or cuda; unit -, default cuda
+"""
+
+
+def _check_config(argv: list[str]) -> int:
+    if any(token in ("--help", "-h") for token in argv):
+        print(_CHECK_HELP, end="")
+        return 0
+    own, rest = _split_flags(argv, {"world_size": "1", "num_samples": "", "memory_gb": "0", "device": "cuda"})
+    from clap_zero.config.deepspeed import Machine, load_ds_json, resolve
+    from clap_zero.config.load import parse_command_line
+
+    device = own["device"]
+    command = parse_command_line(rest, has_gpu=device != "cpu")
+    samples = own["num_samples"]
+    resolved = resolve(
+        load_ds_json(command.ds_path, command.ds_overrides),
+        command.run,
+        world_size=_whole("--world-size", own["world_size"], least=1),
+        machine=Machine(
+            memory_bytes=int(_real("--memory-gb", own["memory_gb"]) * 1e9),
+            num_samples=_whole("--num-samples", samples) if samples else _count_samples(command.run.data.train),
+            device_type=device,
+        ),
+        explicit=command.explicit,
+    )
+    length = "not known without the number of samples" if resolved.total_steps is None else resolved.total_steps
+    train = resolved.run.train
+    print("\n".join([*command.notes, *resolved.explanation]))
+    print(f"optimizer steps {length}, warm-up {train.warmup_steps}, learning rate {train.learning_rate:g}")
+    print(f"run directory {command.run.run_dir}")
+    return 0
+
+
+def _split_flags(argv: list[str], own: dict[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Takes the command's own flags out of a command line that is otherwise that of `train`."""
+    own, rest, tokens = dict(own), [], iter(argv)
+    for token in tokens:
+        name, equals, value = token.removeprefix("--").partition("=")
+        key = name.replace("-", "_")
+        if token.startswith("--") and key in own:
+            following = value if equals else next(tokens, None)
+            if following is None:
+                raise ConfigError(f"{token} needs a value")
+            own[key] = following
+        else:
+            rest.append(token)
+    return own, rest
+
+
+def _whole(flag: str, text: str, *, least: int = 0) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise ConfigError(f"{flag} {text}: a whole number of at least {least} is needed")
+    return int(text)
+
+
+def _real(flag: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise ConfigError(f"{flag} {text}: a number of gigabytes is needed")
+    return value
+
+
+def _count_samples(patterns: tuple[str, ...]) -> int:
+    if not patterns:
+        return 0
+    from clap_zero.data.index import load_index
+
+    return load_index(patterns).num_samples
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""The JSON is read as DeepSpeed reads it, and what DeepSpeed would ignore is refused with its line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clap_zero.config.ds_json import check_keys, key_lines, load_ds_json
+from clap_zero.config.ds_keys import REMOVED, all_paths
+from clap_zero.errors import ConfigError
+
+HJSON = """\
+{
+  // comment, with "a": 1 in it
+  "train_micro_batch_size_per_gpu": 4, # another
+  zero_optimization: {"stage": 2, "reduce_bucket_size": 5e8,
+     "offload_optimizer": {"device": "cpu",},},
+  /* and "b": 2
+  */
+  bf16: {
+    enabled: true
+  }
+  "data_types": {"grad_accum_dtype": fp32
+  }
+  'optimizer': { "type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.999]} }
+}
+"""
+
+
+NAMES = st.from_regex(r"[a-z]{1,3}", fullmatch=True)
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "ds.json"
+    path.write_text(text)
+    return str(path)
+
+
+def refusal(path: str, overrides: dict | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_ds_json(path, overrides)
+    return str(caught.value)
+
+
+def test_hjson_is_read_and_whole_numbers_are_cast(tmp_path: Path) -> None:
+    ds = load_ds_json(write(tmp_path, HJSON))
+    size = ds["zero_optimization"]["reduce_bucket_size"]
+    assert (size, type(size)) == (500_000_000, int)
+    assert ds["optimizer"]["params"]["lr"] == 1e-4
+    assert ds["bf16"] == {"enabled": True}
+
+
+def test_key_lines_of_hjson() -> None:
+    lines = dict(key_lines(HJSON))
+    assert lines["train_micro_batch_size_per_gpu"] == 3
+    assert lines["zero_optimization.offload_optimizer.device"] == 5
+    assert lines["bf16.enabled"] == 9
+    assert lines["data_types.grad_accum_dtype"] == 11
+    assert lines["optimizer.params.betas"] == 13
+    assert not {"a", "b"} & set(lines)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.from_regex(r"[a-z]{1,3}", fullmatch=True), inner)
+        ),
+        max_leaves=12,
+    ).map(lambda value: {"k": value})
+)
+def test_key_lines_of_any_json(value: dict) -> None:
+    def paths(node: object, prefix: str = "") -> list[str]:
+        if not isinstance(node, dict):
+            return []
+        return [p for name, item in node.items() for p in (f"{prefix}{name}", *paths(item, f"{prefix}{name}."))]
+
+    text = json.dumps(value, indent=1)
+    found = [path for path, _ in key_lines(text)]
+    assert [path for path in found if path in paths(value)] == paths(value)
+
+
+def test_broken_json_has_line_and_column(tmp_path: Path) -> None:
+    path = write(tmp_path, '{\n  "train_batch_size": 4,\n  "bf16": {"enabled": true ]\n}')
+    assert refusal(path).startswith(f"{path}:3:")
+    assert "cannot be read" in refusal(str(tmp_path / "none.json"))
+    assert "in braces" in refusal(write(tmp_path, "[1]"))
+
+
+def test_doubled_keys_have_both_lines(tmp_path: Path) -> None:
+    path = write(tmp_path, '{"train_batch_size": 4,\n "fp16": {"enabled": true,\n  "enabled": false}}')
+    assert refusal(path) == f"{path}:3: fp16.enabled was already given on line 2: keep one of them"
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ('"gradient_clipp1ng": 1', "did you mean gradient_clipping?"),
+        ('"zero_optimisation": {}', "did you mean zero_optimization?"),
+        ('"stage": 2', "did you mean zero_optimization.stage?"),
+        ('"lr": 2', "did you mean optimizer.params.lr?"),
+        ('"zero_optimization": {"stge": 2}', "did you mean zero_optimization.stage?"),
+        ('"zero_optimization": {"gradient_clipping": 2}', "did you mean gradient_clipping?"),
+        (
+            '"activation_checkpointing": {"partition_activation": true}',
+            "activation_checkpointing.partition_activations?",
+        ),
+        ('"optimizer": {"type": "Adam", "params": {"weightdecay": 0}}', "optimizer.params.weight_decay?"),
+        ('"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 9}}', "unknown key scheduler.params"),
+        ('"zero_optimization": {"offload_param": {"devise": "cpu"}}', "zero_optimization.offload_param.device?"),
+    ],
+)
+def test_unknown_keys_name_the_nearest_and_the_level(tmp_path: Path, text: str, hint: str) -> None:
+    path = write(tmp_path, "{\n" + text + "\n}")
+    message = refusal(path)
+    assert message.startswith(f"{path}:2: "), message
+    assert hint in message
+
+
+@pytest.mark.parametrize("path", sorted(REMOVED))
+def test_removed_keys_are_refused_with_the_way_out(path: str) -> None:
+    ds: dict = {}
+    node = ds
+    *sections, leaf = path.split(".")
+    for name in sections:
+        node = node.setdefault(name, {})
+    node[leaf] = {}
+    with pytest.raises(ConfigError, match=r"is refused: .{10}"):
+        check_keys(ds)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ('"optimizer": {"params": {"lr": "1e-4"}}', 'optimizer.params.lr is "1e-4", a number is needed'),
+        ('"zero_optimization": {"reduce_bucket_size": "5e8"}', 'reduce_bucket_size is "5e8", a whole number'),
+        ('"zero_optimization": {"reduce_bucket_size": 3774873.6}', "reduce_bucket_size is 3774873.6, a whole number"),
+        ('"zero_optimization": {"stage": "2"}', 'stage is "2", a whole number'),
+        ('"bf16": {"enabled": "true"}', 'bf16.enabled is "true", true or false'),
+        ('"bf16": {"enabled": 1}', "bf16.enabled is 1, true or false"),
+        ('"train_batch_size": true', "train_batch_size is true, a whole number"),
+        ('"optimizer": {"params": {"betas": 0.9}}', "betas is 0.9, a list"),
+        ('"zero_optimization": true', "zero_optimization is true, a section in braces"),
+        ('"bf16": "auto"', 'bf16 is "auto", a section in braces'),
+    ],
+)
+def test_wrong_kinds_are_refused_with_path_and_value(tmp_path: Path, text: str, part: str) -> None:
+    message = refusal(write(tmp_path, "{" + text + "}"))
+    assert part in message, message
+
+
+def test_all_faults_are_listed(tmp_path: Path) -> None:
+    path = write(tmp_path, '{"stage": 2,\n "amp": {},\n "bf16": {"enabled": "x"}}')
+    assert [line.partition(": ")[0] for line in refusal(path).splitlines()] == [f"{path}:{n}" for n in (1, 2, 3)]
+
+
+def test_sections_for_monitors_pass_untouched() -> None:
+    ds = {
+        "wandb": {"enabled": "auto", "team": 5, "new_key": [1]},
+        "flops_profiler": {"enabled": True, "profile_step": 1.5},
+        "tensorboard": {"x": None},
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9, "nesterov": True}},
+    }
+    assert check_keys(ds) == ds
+
+
+def test_overrides_set_remove_and_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path, HJSON)
+    ds = load_ds_json(
+        path,
+        {
+            "zero_optimization.stage": 3,
+            "bf16": None,
+            "optimizer.params.eps": 1e-4,
+            "fp16.enabled": True,
+            "wandb.x.y": 1,
+        },
+    )
+    assert ds["zero_optimization"]["stage"] == 3
+    assert "bf16" not in ds
+    assert ds["optimizer"]["params"]["eps"] == 1e-4
+    assert ds["fp16"] == {"enabled": True}
+    assert ds["wandb"] == {"x": {"y": 1}}
+    assert load_ds_json(path, {"scheduler": None, "fp16.loss_scale": None}) == load_ds_json(path)
+    assert "--ds.stage: unknown key stage: did you mean" in refusal(path, {"stage": 3})
+    assert "--ds.gradient_clippng" in refusal(path, {"gradient_clippng": None})
+    assert "--ds.fp16.enabld" in refusal(path, {"fp16.enabld": None})
+    assert "bf16.enabled is true, not a section" in refusal(path, {"bf16.enabled.x": 1})
+    assert "no empty part" in refusal(path, {"bf16..enabled": 1})
+
+
+def test_table_holds_what_deepspeed_reads() -> None:
+    paths = set(all_paths())
+    assert {"zero_optimization.stage3_max_live_parameters", "zero_optimization.max_live_parameters"} <= paths
+    assert {"optimizer.params.torch_adam", "scheduler.params.warmup_num_steps", "bf16.check_grad_overflow"} <= paths
