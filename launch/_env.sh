@@ -41,16 +41,16 @@ install_debian() {  # for a bare Debian or Ubuntu as root; anybody else gets a m
 
 make_venv() {  # make_venv PYTHON: Debian's Python comes without venv, or with venv and without pip
     local python="$1"
-    rm -rf -- "$VENV"
     "$python" -m venv "$VENV" >/dev/null 2>&1 && return 0
-    rm -rf -- "$VENV"
     if "$python" -m pip --version >/dev/null 2>&1 && "$python" -m venv --without-pip "$VENV" >/dev/null 2>&1; then
         "$python" -m pip --python "$PY" install -q pip </dev/null && return 0
-        rm -rf -- "$VENV"
     fi
     install_debian python3-venv && "$python" -m venv "$VENV" && return 0
-    rm -rf -- "$VENV"
     fail 5 "$python cannot make a virtual environment: install its venv module (Debian: apt-get install python3-venv)"
+}
+
+usable_venv() {
+    "$PY" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && "$PY" -m pip --version >/dev/null 2>&1
 }
 
 wanted() {  # what the environment has to match: where it is, what it runs, what it holds
@@ -62,19 +62,19 @@ setup_locked() {
     local python wanted_now free_kb
     python="$(find_python)" || { install_debian python3 python3-venv && python="$(find_python)"; } ||
         fail 5 "Python 3.11 or newer is needed; found $(python3 --version 2>&1 || true). Install it, or set PYTHON to its path"
-    if [ -f "$STAMP" ] && [ -x "$PY" ]; then
+    if [ -f "$STAMP" ] && usable_venv; then
         wanted_now="$(wanted "$PY")"
-        [ "$(cat "$STAMP")" = "$wanted_now" ] && return 0
-        # An environment is tied to its path: after a move its programs point to the old place.
-        [ "$(head -n 1 "$STAMP")" = "$ROOT" ] || make_venv "$python"
-    else
-        make_venv "$python"
+        [ "$(cat "$STAMP")" != "$wanted_now" ] || return 0
     fi
+    # An environment is tied to its path: after a move its programs point to the old place. Only one that these scripts
+    # made is removed.
+    if [ -f "$STAMP" ] && [ "$(head -n 1 "$STAMP")" != "$ROOT" ]; then rm -rf -- "$VENV"; fi
+    usable_venv || make_venv "$python"
     rm -f -- "$STAMP"
     free_kb="$(df -Pk "$ROOT" | awk 'NR == 2 { print $4 }')"
     [ "$free_kb" -gt 8000000 ] || say "warning: $((free_kb / 1000000)) GB free at $ROOT; the installation takes up to 7 GB"
     say "installing into $VENV (about two minutes and 6 GB the first time)"
-    "$PY" -m pip install -q --upgrade pip </dev/null
+    "$PY" -m pip install -q --upgrade pip </dev/null || say "warning: pip could not be upgraded; going on with the old one"
     "$PY" -m pip install -q -e '.[dev]' </dev/null || fail 5 "the installation failed; the reason stands above"
     wanted "$PY" >"$STAMP"
 }
