@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from clap_zero.model.clap import ClapForContrast, build_model
 
 BATCH_SIZE = 16
 
+Item = TypeVar("Item")
 Clip = str | Path | bytes | np.ndarray | Tensor
 
 
@@ -164,7 +166,7 @@ def load(
     return ClapEmbedder(model, source, device=where)
 
 
-def _parts(items: Sequence, size: int) -> Iterator[list[tuple[int, object]]]:
+def _parts(items: Sequence[Item], size: int) -> Iterator[list[tuple[int, Item]]]:
     numbered = list(enumerate(items))
     for first in range(0, len(numbered), size):
         yield numbered[first : first + size]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from deepspeed import DeepSpeedEngine
@@ -71,7 +71,7 @@ class GuardedCheckpointEngine(CheckpointEngine):
             return
         try:
             with _PatientFile(Path(path)) as file:
-                torch.save(state_dict, file)
+                torch.save(state_dict, cast(IO[bytes], file))
                 if file.error is not None:
                     raise file.error
             self.records[str(Path(path).relative_to(self.root))] = file.record

@@ -142,7 +142,7 @@ def _write_weights(checkpoint: Path, out: Path) -> dict[str, int]:
 
 
 def _checksum(tensor: Tensor) -> int:
-    return zlib.crc32(memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()))
+    return zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _write_tokenizer(source: ModelSource, out: Path) -> None:

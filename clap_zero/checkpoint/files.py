@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import torch
 
@@ -74,7 +75,7 @@ class ChecksummedFile:
         """Size and checksum of what was written so far."""
         return FileRecord(self._size, f"{self._crc:08x}")
 
-    def __enter__(self) -> ChecksummedFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -181,7 +182,7 @@ class SafetensorsWriter(ChecksummedFile):
         assert spec.name == name and spec.num_elements == tensor.numel() and spec.dtype == tensor.dtype, (spec, name)
         values = tensor.detach().contiguous().cpu().reshape(-1)
         if values.numel():
-            self.write(memoryview(values.view(torch.uint8).numpy()))
+            self.write(values.view(torch.uint8).numpy().data)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -16,6 +16,7 @@ exact). So no rank ever holds more than a bucket of other ranks' weights.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from deepspeed import DeepSpeedEngine
@@ -48,7 +49,7 @@ def _optimizer_copies(engine: DeepSpeedEngine) -> dict[int, Tensor]:
     return copies
 
 
-def _own_stretch(parameter: nn.Parameter, copies: dict[int, Tensor]) -> tuple[int, Tensor]:
+def _own_stretch(parameter: Any, copies: dict[int, Tensor]) -> tuple[int, Tensor]:
     """This rank's part of the master: its start in the flattened parameter, and its values (maybe none)."""
     rank, _ = rank_and_size()
     if hasattr(parameter, "ds_id"):

@@ -123,7 +123,7 @@ class CheckpointStore:
             if not path.is_dir():
                 raise CheckpointError(f"no checkpoint of step {text} in {self.root}: it has {self._steps()}")
         else:
-            path = Path(which)
+            path = Path(text)
             nested = next((p for p in (path / "checkpoints", path) if _holds_checkpoints(p)), None)
             if nested is not None and not (path / MANIFEST).exists():
                 store = CheckpointStore(nested)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from deepspeed import DeepSpeedEngine
@@ -93,7 +94,7 @@ def write_weights(
     return records, error
 
 
-def model_config(module: nn.Module) -> dict[str, object]:
+def model_config(module: Any) -> dict[str, object]:
     """config.json of the module as a plain ClapModel with fp32 weights."""
     config = json.loads(module.config.to_json_string(use_diff=True))
     return config | {"architectures": ["ClapModel"], "dtype": "float32"}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from clap_zero.audio.features import ClapFeatures
 from clap_zero.checkpoint.buffers import merged_statistics
 from clap_zero.checkpoint.files import write_text_atomic
+from clap_zero.checkpoint.store import CheckpointStore, step_name
 from clap_zero.data.batch import EvalBatch
 from clap_zero.distributed.collectives import all_gather_objects, broadcast_object, rank_and_size
 from clap_zero.errors import ClapZeroError, ConfigError
@@ -178,10 +179,20 @@ def read_results(run_dir: str | Path) -> dict[int, dict[str, float]]:
     return dict(sorted(results.items()))
 
 
-def best_step(run_dir: str | Path) -> int | None:
-    """The evaluated step with the highest mean of mAP@10 in both directions (the later one of equals)."""
-    results = read_results(run_dir)
-    return max(results, key=lambda step: (mean_map(results[step]), step), default=None)
+def mark_best(run_dir: str | Path) -> int | None:
+    """Marks the best of a run's checkpoints, which then survives pruning. One process only.
+
+    The best has the highest mean of mAP@10 in both directions, the later one of equals. Call it after `write_result`.
+
+    Returns:
+        Its step, None while no step has both an evaluation and a checkpoint.
+    """
+    store = CheckpointStore(Path(run_dir) / "checkpoints")
+    results = {step: r for step, r in read_results(run_dir).items() if (store.root / step_name(step)).is_dir()}
+    best = max(results, key=lambda step: (mean_map(results[step]), step), default=None)
+    if best is not None:
+        store.mark_best(best)
+    return best
 
 
 def format_result(result: EvalResult, *, title: str) -> str:

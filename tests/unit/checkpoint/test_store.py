@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -148,6 +149,46 @@ def test_death_between_the_renames_of_an_exchange(store: CheckpointStore, monkey
     write(store, 300)
     assert names(store) == ["latest", "step-00000100", "step-00000200", "step-00000300"]
     assert find_fault(store.root / "step-00000200") is None
+
+
+class Death(BaseException):
+    """What a process is when the power goes: nothing after it happens."""
+
+
+def test_death_at_any_call_that_changes_the_disk(tmp_path: Path) -> None:
+    """Whenever it dies, there is a complete checkpoint of the old or the new contents, and the next save works."""
+    moments = 0
+    for moment in range(100):
+        store = CheckpointStore(tmp_path / str(moment))
+        write(store, 100)
+        write(store, 200)
+        calls = 0
+
+        def dying(original):
+            def call(*args, **kwargs):
+                nonlocal calls
+                calls += 1
+                if calls > moment:  # noqa: B023
+                    raise Death
+                return original(*args, **kwargs)
+
+            return call
+
+        with pytest.MonkeyPatch.context() as patch:
+            for owner, name in ((os, "fsync"), (shutil, "rmtree")):
+                patch.setattr(owner, name, dying(getattr(owner, name)))
+            for name in ("rename", "replace", "mkdir", "unlink", "write_bytes"):
+                patch.setattr(Path, name, dying(getattr(Path, name)))
+            try:
+                write(store, 200, "better weights")
+            except Death:
+                moments += 1
+        found = store.newest_complete()
+        assert found is not None
+        assert (found / "model.safetensors").read_text().endswith("at 200"), moment
+        assert write(store, 300) == store.newest_complete()
+        assert names(store) == ["latest", "step-00000100", "step-00000200", "step-00000300"]
+    assert 10 < moments < 100
 
 
 def test_a_file_that_rank_0_does_not_see_is_refused(store: CheckpointStore) -> None:

@@ -10,7 +10,7 @@ import pytest
 from clap_zero.checkpoint.store import CheckpointStore
 from clap_zero.errors import CheckpointError, ConfigError, DataError
 from clap_zero.evaluation.from_run import eval_run
-from clap_zero.evaluation.runner import EvalResult, best_step, read_results, write_result
+from clap_zero.evaluation.runner import EvalResult, mark_best, read_results, write_result
 from tests.unit.checkpoint.small_run import make_model, make_run, make_shards
 
 
@@ -47,11 +47,17 @@ def test_nothing_held_out_or_missing_shards_are_errors(tmp_path: Path) -> None:
         eval_run(make_run(tmp_path / "b", model, val=(str(tmp_path / "nowhere"),)), device="cpu")
 
 
-def test_the_best_step_is_by_mean_map(tmp_path: Path) -> None:
-    assert best_step(tmp_path) is None
-    for step, (forward, backward) in {0: (0.1, 0.1), 10: (0.5, 0.2), 20: (0.3, 0.4), 30: (0.2, 0.2)}.items():
+def test_the_best_checkpoint_is_by_mean_map(tmp_path: Path) -> None:
+    assert mark_best(tmp_path) is None
+    store = CheckpointStore(tmp_path / "checkpoints")
+    for step in (10, 20, 30):
+        store.commit(store.begin(step), step, {})
+    for step, (forward, backward) in {0: (0.9, 0.9), 10: (0.5, 0.2), 20: (0.3, 0.4), 30: (0.2, 0.2)}.items():
         metrics = {"audio_to_text.mAP@10": forward, "text_to_audio.mAP@10": backward}
         write_result(tmp_path, step, EvalResult(metrics, 4, 4))
     (tmp_path / "eval" / "step-40.json").write_text("{torn")
     assert list(read_results(tmp_path)) == [0, 10, 20, 30]
-    assert best_step(tmp_path) == 20
+    assert mark_best(tmp_path) == 20
+    store.prune(1)
+    assert store.resolve("best") == store.root / "step-00000020"
+    assert store.newest_complete() == store.root / "step-00000030"
