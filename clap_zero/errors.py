@@ -12,6 +12,8 @@ class ClapZeroError(Exception):
     """Base of all errors with a message for users."""
 
     exit_code = 1
+    reported_elsewhere = False
+    """Whether another rank raised it first and says it."""
 
 
 class ConfigError(ClapZeroError):

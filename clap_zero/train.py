@@ -11,7 +11,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
-from clap_zero.errors import EXIT_STOPPED, ClapZeroError, LaunchError
+from clap_zero.errors import EXIT_STOPPED, ClapZeroError, ConfigError, LaunchError
 
 if TYPE_CHECKING:
     from clap_zero.hooks.watchdog import Watchdog
@@ -75,6 +75,9 @@ def _run(argv: list[str], watchdog: Watchdog) -> int:
 
 def run_and_exit(argv: list[str] | None = None) -> None:
     """Run `main`, say in one line what went wrong, and end the process with the exit code of its kind."""
+    from clap_zero.distributed.world import is_rank_0, report_exit_code
+
+    report_exit_code(None)
     code = 1
     try:
         code = main(argv)
@@ -82,7 +85,8 @@ def run_and_exit(argv: list[str] | None = None) -> None:
         code = error.code if isinstance(error.code, int) else 1
     except ClapZeroError as error:
         code = error.exit_code
-        if not getattr(error, "reported_elsewhere", False):
+        # A wrong configuration is the same on all ranks; rank 0 says it.
+        if not (error.reported_elsewhere or (isinstance(error, ConfigError) and not is_rank_0())):
             _say(f"error: {error}")
     except KeyboardInterrupt:
         code = 130
@@ -96,6 +100,7 @@ def run_and_exit(argv: list[str] | None = None) -> None:
             code = LaunchError.exit_code
         else:
             traceback.print_exc()
+    report_exit_code(code)
     sys.stdout.flush()
     sys.stderr.flush()
     if code not in (0, EXIT_STOPPED):

@@ -176,11 +176,34 @@ def memory_bytes(world: World) -> int:
     return total // world.local_size
 
 
+def report_exit_code(code: int | None) -> None:
+    """Leave this rank's exit code where the scripts in launch/ look for it, since launchers lose codes.
+
+    Args:
+        code: The code that the process is about to end with; None while it runs.
+    """
+    folder = os.environ.get("CLAP_ZERO_EXIT_CODES")
+    if not folder:
+        return
+    # A folder that is gone belongs to a script that is gone: nobody asks any more.
+    with contextlib.suppress(OSError):
+        Path(folder, f"rank{_rank_as_text()}").write_text("running\n" if code is None else f"{code}\n")
+
+
+def is_rank_0() -> bool:
+    """Whether this process speaks for the job, also before the ranks have met."""
+    return _rank_as_text() == "0"
+
+
 def describe_process() -> str:
     """What to call this process in a message: `rank 3 on host7`, or nothing in a job of one process."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return ""
-    return f"rank {os.environ.get('RANK', '?')} on {socket.gethostname()}"
+    return f"rank {_rank_as_text()} on {socket.gethostname()}"
+
+
+def _rank_as_text() -> str:
+    return os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
 
 
 def _complete_environment(env: LaunchEnvironment) -> None:
