@@ -1,17 +1,18 @@
 """Bytes of an audio file -> mono waveform, in bounded time and memory whatever the header claims.
 
-The kind is told from the content. libsndfile (soundfile) decodes WAV, FLAC, Ogg Vorbis, Opus and FLAC, MP3, AIFF, AU, CAF
-and W64; MP4/M4A, WebM, AAC and others are decoded where torchcodec and FFmpeg's libraries are there. Everything that
-cannot be used is an AudioError whose reason names the format that was found.
+The kind is told from the content. libsndfile (soundfile) decodes WAV, FLAC, Ogg Vorbis, Opus and FLAC, MP3, AIFF, AU,
+CAF and W64; MP4/M4A, WebM, AAC and others are decoded where torchcodec and FFmpeg's libraries are there. Everything
+that cannot be used is an AudioError whose reason names the format that was found.
 
-Rules: channels are averaged; sampling rates outside 4 to 384 kHz, clips without samples, and clips with a NaN, an Inf or
-a sample beyond 2**31 are refused; of a file that is cut short the readable part is used, and a note says so.
+Rules: channels are averaged; sampling rates outside 4 to 384 kHz, clips without samples, and clips with a NaN, an Inf
+or a sample beyond 2**31 are refused; of a file that is cut short the readable part is used, and a note says so.
 """
 
 from __future__ import annotations
 
 import functools
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -100,15 +101,16 @@ def decode(
     assert max_seconds > 0 and start_s >= 0 and (rng is None or start_s == 0), (max_seconds, start_s)
     part = _Part(start_s, max_seconds if duration_s is None else min(duration_s, max_seconds), rng)
     kind = find_kind(data)
-    if kind in OTHER_KINDS or kind == "ID3 tag without sound":
-        raise AudioError(f"found {kind}, no audio")
+    if kind in OTHER_KINDS:
+        raise AudioError(f"found {kind} and no audio")
     if kind in FFMPEG_KINDS:
         return _checked(_decode_with_ffmpeg(data, kind, part))
     try:
         return _checked(_decode_with_soundfile(data, kind, part))
     except soundfile.LibsndfileError as error:
-        if kind in SOUNDFILE_KINDS and _ffmpeg_problem() is not None:
-            raise AudioError(f"{kind} cannot be decoded: {_message(error)}") from error
+        if _ffmpeg_problem() is not None:
+            found = f"{kind} cannot be decoded" if kind in SOUNDFILE_KINDS else f"found {kind}"
+            raise AudioError(f"{found}: {_message(error)}") from error
         return _checked(_decode_with_ffmpeg(data, kind, part))
 
 
@@ -194,30 +196,46 @@ def _damage(num_readable: int, audio: DecodedAudio, problem: str | None) -> str:
     return f"{audio.kind} is damaged or cut short: readable to {num_readable / audio.sample_rate_hz:.2f} s{reason}"
 
 
-def _read(file: soundfile.SoundFile, start: int, wanted: int, *, seek: bool = True) -> tuple[np.ndarray, str | None]:
-    """Reads up to `wanted` frames from `start` on, mixed to mono, and the decoder's complaint if it stopped early.
+def _blocks(file: soundfile.SoundFile, num_frames: int, problems: list[str]) -> Iterator[np.ndarray]:
+    """Yields up to `num_frames` frames from where the file stands, in blocks (n, channels).
 
-    In blocks: a header that claims hours costs no memory, and an error does not take what was read before it. Without
-    `seek` the frames before `start` are decoded and dropped.
+    A header that claims hours costs no memory so. If the decoder gives up, its complaint goes into `problems`, and what
+    it had decoded of the block comes still: the NaN that it left in place tell how much that is.
     """
-    frames = max(256, _BLOCK_SAMPLES // file.channels)
-    blocks: list[np.ndarray] = []
-    position = start if seek else 0
-    problem = None
-    try:
-        if seek and start:
+    size = max(256, _BLOCK_SAMPLES // file.channels)
+    while num_frames > 0:
+        buffer = np.full((min(size, num_frames), file.channels), np.nan, dtype=np.float32)
+        try:
+            block = file.read(out=buffer)
+        except soundfile.LibsndfileError as error:
+            problems.append(_message(error))
+            untouched = np.isnan(buffer[:, 0])
+            yield buffer[: int(untouched.argmax()) if untouched.any() else None]
+            return
+        if block.shape[0] == 0:
+            return
+        yield block
+        num_frames -= block.shape[0]
+
+
+def _read(file: soundfile.SoundFile, start: int, wanted: int, *, seek: bool = True) -> tuple[np.ndarray, str | None]:
+    """Up to `wanted` frames from `start` on, mixed to mono, and the decoder's complaint if it stopped early.
+
+    Without `seek` the frames before `start` are decoded and dropped.
+    """
+    problems: list[str] = []
+    if start and seek:
+        try:
             file.seek(start)
-        while position < start + wanted:
-            limit = start if position < start else start + wanted
-            block = file.read(min(frames, limit - position), dtype="float32", always_2d=True)
-            if block.shape[0] == 0:
-                break
-            if position >= start:
-                blocks.append(mix_down(block))
-            position += block.shape[0]
-    except soundfile.LibsndfileError as error:
-        problem = _message(error)
-    return np.concatenate(blocks) if blocks else np.zeros(0, dtype=np.float32), problem
+        except soundfile.LibsndfileError as error:
+            return np.zeros(0, dtype=np.float32), _message(error)
+    elif start:
+        for _ in _blocks(file, start, problems):
+            pass
+    mono = [np.zeros(0, dtype=np.float32)]
+    if not problems:
+        mono += [mix_down(block) for block in _blocks(file, wanted, problems)]
+    return np.concatenate(mono), problems[0] if problems else None
 
 
 def _decode_damaged(data: bytes, audio: DecodedAudio, part: _Part) -> DecodedAudio:
@@ -232,25 +250,24 @@ def _decode_damaged(data: bytes, audio: DecodedAudio, part: _Part) -> DecodedAud
 
 
 def _count_readable(data: bytes) -> tuple[int, str | None]:
-    num_frames, problem = 0, None
+    problems: list[str] = []
     with soundfile.SoundFile(io.BytesIO(data)) as file:
-        frames = max(256, _BLOCK_SAMPLES // file.channels)
-        try:
-            while num_frames * file.channels < _MAX_SCAN_SAMPLES:
-                size = file.read(frames, dtype="float32", always_2d=True).shape[0]
-                if size == 0:
-                    break
-                num_frames += size
-        except soundfile.LibsndfileError as error:
-            problem = _message(error)
-    return num_frames, problem
+        most = _MAX_SCAN_SAMPLES // file.channels
+        num_frames = sum(block.shape[0] for block in _blocks(file, most, problems))
+    return num_frames, problems[0] if problems else None
 
 
 @functools.cache
 def _ffmpeg_problem() -> str | None:
     """Why torchcodec cannot be used here; None where it can."""
     try:
-        import torchcodec.decoders  # noqa: F401  (heavy, and fails without FFmpeg's shared libraries)
+        # Here, because it is heavy. It may be installed and find no FFmpeg libraries, which it says at import or only
+        # when it first decodes.
+        from torchcodec.decoders import AudioDecoder
+
+        probe = io.BytesIO()
+        soundfile.write(probe, np.zeros(16, dtype=np.float32), 8000, format="WAV")
+        AudioDecoder(probe.getvalue())
     except ImportError:
         return "torchcodec is not installed"
     except (OSError, RuntimeError):

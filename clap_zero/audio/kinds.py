@@ -21,7 +21,9 @@ FFMPEG_KINDS = frozenset(
 )
 """Kinds that need torchcodec and FFmpeg."""
 
-OTHER_KINDS = frozenset({"HTML or XML", "JSON", "PNG", "JPEG", "ZIP", "gzip", "PDF", "MIDI", "Git LFS pointer"})
+OTHER_KINDS = frozenset(
+    {"HTML or XML", "JSON", "PNG", "JPEG", "ZIP", "gzip", "PDF", "MIDI", "Git LFS pointer", "an ID3 tag", "zero bytes"}
+)
 """Kinds that turn up where audio was expected, and hold none."""
 
 _MAGIC: tuple[tuple[int, bytes, str], ...] = (
@@ -70,9 +72,11 @@ def find_kind(data: bytes) -> str:
     head = data[:64]
     if head[:3] == b"ID3":
         start = skip_id3(data)
-        if start >= len(data):
-            return "ID3 tag without sound"
         head = data[start : start + 64]
+        if not any(head):
+            return "an ID3 tag"
+    if not any(head):
+        return "zero bytes"
     for offset, magic, kind in _MAGIC:
         if head[offset : offset + len(magic)] == magic:
             return kind

@@ -1,8 +1,8 @@
 """Gives an MP3 stream the frame count that it really has.
 
-libsndfile (mpg123) takes the length of an MP3 from its Xing, Info or VBRI header, or guesses it from the bit rate of the
-first frame, and never reads past it: without a header a variable-rate clip of 25 s can end after 8 s. So the frames are
-counted here, which takes about 1 ms a minute, and the header is corrected or added.
+libsndfile (mpg123) takes the length of an MP3 from its Xing, Info or VBRI header, or guesses it from the bit rate of
+the first frame, and never reads past it: without a header a variable-rate clip of 25 s can end after 8 s. So the frames
+are counted here, which takes about 1 ms a minute, and the header is corrected or added.
 """
 
 from __future__ import annotations
@@ -136,4 +136,7 @@ def with_true_length(data: bytes) -> Mp3Stream | None:
     num_frames -= 1
     stream = bytearray(data[first:])
     stream[field : field + 4] = num_frames.to_bytes(4, "big")
+    if stream[field - 8 : field - 4] in (b"Xing", b"Info") and stream[field - 1] & 2:
+        # The size of the stream follows; mpg123 complains on stderr about a wrong one.
+        stream[field + 4 : field + 8] = len(stream).to_bytes(4, "big")
     return Mp3Stream(bytes(stream), announced * frame_s, num_frames * frame_s)
