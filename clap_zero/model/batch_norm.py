@@ -110,9 +110,10 @@ class _Normalise(torch.autograd.Function):
     """Batch normalisation over the valid samples of this rank or of all ranks.
 
     Mean first, then squared distances from it (no difference of large numbers). Ioffe and Szegedy 2015, algorithm 1;
-    the backward is the closed form of its chain rule, with the two sums taken over the group. Sums are taken in fp64,
-    elements stay as they are: gradients that cancel (biases before a BatchNorm) are then about half as noisy, and one
-    process and many agree that much better.
+    the backward is the closed form of its chain rule, with the two sums taken over the group.
+
+    The arithmetic is in fp64, what is kept and handed on is not. Gradients that cancel (of biases before a BatchNorm)
+    are the sum of thousands of elements, in which a mean that is rounded to fp32 leaves the same error in every one.
     """
 
     @staticmethod
@@ -123,50 +124,49 @@ class _Normalise(torch.autograd.Function):
         """Gives y (n, c, h, w), mean (c,), biased variance (c,) and count () of the group."""
         reduce = all_reduce_sum if sync else _identity
         mask = valid.view(-1, 1, 1, 1)
-        kept = torch.where(mask, x, 0)
-        total = _channel_sum(kept)
-        num_values = valid.sum().to(total.dtype) * (x.shape[2] * x.shape[3])
-        totals = reduce(torch.cat([total, num_values.view(1)]))
+        wide = torch.where(mask, x, 0).to(_wide(x))
+        num_values = valid.sum().to(wide.dtype) * (x.shape[2] * x.shape[3])
+        totals = reduce(torch.cat([wide.sum((0, 2, 3)), num_values.view(1)]))
         count = totals[-1]
-        mean = (totals[:-1] / count.clamp(min=1)).to(x.dtype)
-        centred = torch.where(mask, x - _per_channel(mean), 0)
-        var = (reduce(_channel_sum(centred.square())) / count.clamp(min=1)).to(x.dtype)
+        mean = totals[:-1] / count.clamp(min=1)
+        centred = torch.where(mask, wide - _per_channel(mean), 0)
+        var = reduce(centred.square().sum((0, 2, 3))) / count.clamp(min=1)
         # Too few values anywhere: the running statistics, as constants.
         enough = count >= 2
-        used_mean = torch.where(enough, mean, running[0])
-        inverse_std = torch.rsqrt(torch.where(enough, var, running[1]) + eps)
-        normalised = torch.where(mask, (x - _per_channel(used_mean)) * _per_channel(inverse_std), 0)
+        used_mean, used_var = (torch.where(enough, new, old) for new, old in zip((mean, var), running, strict=True))
+        inverse_std = torch.rsqrt(used_var + eps)
+        normalised = ((wide - _per_channel(used_mean)) * _per_channel(inverse_std)).to(x.dtype)
         y = torch.where(mask, normalised * _per_channel(weight) + _per_channel(bias), 0)
         ctx.save_for_backward(normalised, weight, valid, inverse_std, count)
         ctx.reduce = reduce
+        mean, var = mean.to(x.dtype), var.to(x.dtype)
         ctx.mark_non_differentiable(mean, var, count)
         return y, mean, var, count
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         normalised, weight, valid, inverse_std, count = ctx.saved_tensors
-        gradient = torch.where(valid.view(-1, 1, 1, 1), gradient, 0)
-        bias_gradient = _channel_sum(gradient)
-        weight_gradient = _channel_sum(gradient * normalised)
+        mask = valid.view(-1, 1, 1, 1)
+        wide = torch.where(mask, gradient, 0).to(inverse_std.dtype)
+        bias_gradient = wide.sum((0, 2, 3))
+        weight_gradient = (wide * normalised).sum((0, 2, 3))
         # The parameters' gradients stay this rank's own (DeepSpeed averages them); those of the statistics are the
         # group's, since every rank's output depends on every rank's input.
         share = ctx.reduce(torch.cat([bias_gradient, weight_gradient])) / count.clamp(min=1)
-        share = torch.where(count >= 2, share, 0).to(gradient.dtype)
-        through_mean, through_var = share.chunk(2)
-        x_gradient = gradient - _per_channel(through_mean) - normalised * _per_channel(through_var)
-        x_gradient = x_gradient * _per_channel(weight * inverse_std)
-        x_gradient = torch.where(valid.view(-1, 1, 1, 1), x_gradient, 0)
+        through_mean, through_var = torch.where(count >= 2, share, 0).chunk(2)
+        wide = wide - _per_channel(through_mean) - normalised * _per_channel(through_var)
+        x_gradient = torch.where(mask, wide * _per_channel(weight * inverse_std), 0).to(gradient.dtype)
         weight_gradient, bias_gradient = weight_gradient.to(weight.dtype), bias_gradient.to(weight.dtype)
         return x_gradient, weight_gradient, bias_gradient, None, None, None, None
 
 
+def _wide(x: Tensor) -> torch.dtype:
+    """fp64 where the device has it."""
+    return x.dtype if x.device.type == "mps" else torch.float64
+
+
 def _per_channel(values: Tensor) -> Tensor:
     return values.view(1, -1, 1, 1)
-
-
-def _channel_sum(x: Tensor) -> Tensor:
-    """(n, c, h, w) -> (c,), in fp64 where the device has it."""
-    return x.sum((0, 2, 3), dtype=x.dtype if x.device.type == "mps" else torch.float64)
 
 
 def _identity(t: Tensor) -> Tensor:

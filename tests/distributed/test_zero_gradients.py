@@ -33,7 +33,7 @@ class Case:
     zero: dict[str, Any] = field(default_factory=dict)
 
     def pairs(self) -> zc.Pairs:
-        return zc.make_pairs(LOCAL * self.world, fused=self.fused, long_rows=self.long_rows, seed=7)
+        return zc.make_pairs(LOCAL * self.world, fused=self.fused, long_rows=self.long_rows, seed=9)
 
 
 @dataclass(frozen=True)
