@@ -60,9 +60,9 @@ def test_codes_leave_no_folder_behind(tmp_path: Path) -> None:
 
 
 RANK = """
-import signal, sys, time
+import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-print("ready", flush=True)
+os.write(1, b"ready\\n")  # in one piece: two ranks write
 time.sleep(60)
 """
 
