@@ -45,11 +45,13 @@ class Machine:
         memory_bytes: the smallest memory over ranks, of what one rank may use; 0 if not known.
         num_samples: training pairs; 0 if not known.
         device_type: "cpu", "cuda" or another of torch's.
+        precisions: those that DeepSpeed takes on this device; most CPUs have no fp16, older GPUs no bf16.
     """
 
     memory_bytes: int
     num_samples: int
     device_type: str
+    precisions: Collection[str] = ("fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -110,27 +112,14 @@ def resolve(
     refuse_unsupported(config)
     refuse_unfillable(config)
     stage = settle_zero(config, device_type=machine.device_type)
-    precision = settle_precision(config, recorded=before, device_type=machine.device_type)
+    precision = settle_precision(
+        config, recorded=before, device_type=machine.device_type, precisions=machine.precisions
+    )
     fill_fixed_autos(config)
     checkpointing = settle_activation_checkpointing(config, device_type=machine.device_type, notes=notes)
     settle_optimizer(config, run, explicit=explicit, device_type=machine.device_type, stage=stage)
-    preset = load_preset(run.model.preset)
-    most = largest_micro_batch(
-        preset,
-        memory_bytes=machine.memory_bytes,
-        checkpointing=checkpointing,
-        low_precision=precision != "fp32",
-    )
-    batch, why = fill_batch(
-        _given_batch(config, run, before=before, world_size=world_size),
-        world_size=world_size,
-        target=preset.global_batch_size,
-        largest_micro=most,
-        num_samples=machine.num_samples,
-    )
-    for name, number in zip(BATCH_KEYS, (batch.micro, batch.accumulation, batch.whole), strict=True):
-        config[name] = number
-    total_steps = _total_steps(run, num_samples=machine.num_samples, global_batch=int(batch.whole or 0))
+    why = _settle_batch(config, run, before=before, world_size=world_size, machine=machine, checkpointing=checkpointing)
+    total_steps = _total_steps(run, num_samples=machine.num_samples, global_batch=config[BATCH_KEYS[2]])
     warmup_steps = _warmup_steps(run, total_steps=total_steps, explicit=explicit, notes=notes)
     settle_scheduler(config, run, explicit=explicit, warmup_steps=warmup_steps, total_steps=total_steps)
     pass_on_defaults(config)
@@ -147,6 +136,32 @@ def resolve(
         total_steps=total_steps,
         explanation=[*why, _summary(config, stage=stage, precision=precision, checkpointing=checkpointing), *notes],
     )
+
+
+def _settle_batch(
+    config: dict[str, Any],
+    run: RunConfig,
+    *,
+    before: Mapping[str, Any],
+    world_size: int,
+    machine: Machine,
+    checkpointing: bool,
+) -> list[str]:
+    """Writes the three batch numbers into the config; returns the lines that explain them."""
+    preset = load_preset(run.model.preset)
+    low_precision = any(lookup(config, f"{name}.enabled") for name in ("bf16", "fp16"))
+    most = largest_micro_batch(
+        preset, memory_bytes=machine.memory_bytes, checkpointing=checkpointing, low_precision=low_precision
+    )
+    batch, why = fill_batch(
+        _given_batch(config, run, before=before, world_size=world_size),
+        world_size=world_size,
+        target=preset.global_batch_size,
+        largest_micro=most,
+        num_samples=machine.num_samples,
+    )
+    config.update(zip(BATCH_KEYS, (batch.micro, batch.accumulation, batch.whole), strict=True))
+    return why
 
 
 def _given_batch(config: dict[str, Any], run: RunConfig, *, before: Mapping[str, Any], world_size: int) -> Batch:

@@ -129,13 +129,15 @@ def refuse_unsupported(ds: Mapping[str, Any]) -> None:
         raise ConfigError("\n".join(faults))
 
 
-def settle_precision(ds: dict[str, Any], *, recorded: Mapping[str, Any], device_type: str) -> str:
+def settle_precision(
+    ds: dict[str, Any], *, recorded: Mapping[str, Any], device_type: str, precisions: Collection[str]
+) -> str:
     """Fills `enabled` of bf16 and fp16, writes out the defaults that moved between DeepSpeed versions.
 
     Returns:
         "fp32", "bf16" or "fp16".
     """
-    for name, automatic in (("bf16", device_type != "cpu"), ("fp16", False)):
+    for name, automatic in (("bf16", device_type != "cpu" and "bf16" in precisions), ("fp16", False)):
         section = ds.get(name)
         if section is not None and section.get("enabled", False) == "auto":
             before = lookup(recorded, f"{name}.enabled")
@@ -146,6 +148,13 @@ def settle_precision(ds: dict[str, Any], *, recorded: Mapping[str, Any], device_
             "bf16.enabled and fp16.enabled are both true: set one of them to false (--ds.fp16.enabled false)"
         )
     precision = on[0] if on else "fp32"
+    if precision not in precisions:
+        other = "bf16" if precision == "fp16" and "bf16" in precisions else None
+        instead = f"--ds.{other}.enabled true" if other else "fp32"
+        raise ConfigError(
+            f"{precision}.enabled is true, but DeepSpeed does not take {precision} on this {device_type} device: "
+            f"use --ds.{precision}.enabled false and {instead}"
+        )
     if precision == "bf16":
         ds["bf16"].setdefault("check_grad_overflow", True)
     stage = int(lookup(ds, "zero_optimization.stage"))

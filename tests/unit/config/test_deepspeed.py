@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clap_zero.config.deepspeed import Machine, ResolvedDeepSpeed, load_ds_json, resolve
-from clap_zero.config.load import parse_command_line
+from clap_zero.config.load import dump_run_config, parse_command_line
 from clap_zero.errors import ConfigError
 
 CPU = Machine(memory_bytes=8 * 2**30, num_samples=500, device_type="cpu")
@@ -292,6 +292,12 @@ def test_offload_that_acts_is_shown() -> None:
 def test_precision_rules() -> None:
     both = {"bf16": {"enabled": True}, "fp16": {"enabled": True}}
     assert "bf16.enabled and fp16.enabled" in refusal(both)
+    plain_cpu = Machine(8 * 2**30, 500, "cpu", precisions=("fp32", "bf16"))
+    message = refusal({"fp16": {"enabled": True}}, machine=plain_cpu)
+    assert "--ds.fp16.enabled false and --ds.bf16.enabled true" in message
+    old_gpu = Machine(0, 500, "cuda", precisions=("fp32", "fp16"))
+    assert "--ds.bf16.enabled false and fp32" in refusal({"bf16": {"enabled": True}}, machine=old_gpu)
+    assert solve({"bf16": {"enabled": "auto"}}, machine=old_gpu).precision == "fp32"
     stage0 = solve({"bf16": {"enabled": True}}).config
     assert "data_types" not in stage0, "DeepSpeed refuses fp32 accumulation under bf16 without ZeRO"
     assert stage0["bf16"]["check_grad_overflow"] is True
@@ -349,3 +355,18 @@ def test_cosine_scheduler_takes_the_floor_of_the_run_config() -> None:
         "scheduler"
     ]["params"]
     assert params == {"warmup_num_steps": 20, "total_num_steps": 200, "cos_min_ratio": pytest.approx(0.1)}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_run_starts_again_from_what_its_directory_holds(path: Path, tmp_path: Path) -> None:
+    first = solve(load_ds_json(str(path), {"optimizer.params.lr": 3e-4}), "--train.max_steps", "50")
+    config, ds = tmp_path / "config.yaml", tmp_path / "ds_config.json"
+    config.write_text(dump_run_config(first.run))
+    ds.write_text(json.dumps(first.config))
+    command = parse_command_line(["--config", str(config), "--ds_config", str(ds)])
+    again = resolve(
+        load_ds_json(str(ds)), command.run, world_size=2, machine=Machine(0, 90, "cpu"), explicit=command.explicit
+    )
+    assert again.config == first.config
+    assert again.run.train == first.run.train
+    assert command.run.run_dir == first.run.run_dir
