@@ -186,12 +186,14 @@ def _decode_with_soundfile(data: bytes, kind: str, part: _Part) -> DecodedAudio:
                 note = f"MP3 is cut short: {mp3.counted_s:.2f} s of {mp3.announced_s:.2f} s are there"
             return replace(audio, samples=samples, note=note)
         if start == 0 and part.rng is None:
-            note = None if announced >= _UNKNOWN_FRAMES and problem is None else _damage(samples.size, audio, problem)
-            return replace(audio, samples=samples, note=note)
+            return replace(audio, samples=samples, note=_damage(samples.size, audio, announced, problem))
     return _decode_damaged(data, audio, part)
 
 
-def _damage(num_readable: int, audio: DecodedAudio, problem: str | None) -> str:
+def _damage(num_readable: int, audio: DecodedAudio, announced: int, problem: str | None) -> str | None:
+    if announced >= _UNKNOWN_FRAMES:
+        # A stream written to a pipe: it ends where it ends, and libsndfile complains at the end of every one.
+        return None
     reason = f" ({problem})" if problem else ""
     return f"{audio.kind} is damaged or cut short: readable to {num_readable / audio.sample_rate_hz:.2f} s{reason}"
 
@@ -245,8 +247,7 @@ def _decode_damaged(data: bytes, audio: DecodedAudio, part: _Part) -> DecodedAud
     with soundfile.SoundFile(io.BytesIO(data)) as file:
         samples, _ = _read(file, start, wanted, seek=False)
         announced = file.frames
-    open_ended = announced >= _UNKNOWN_FRAMES and problem is None
-    return replace(audio, samples=samples, note=None if open_ended else _damage(num_frames, audio, problem))
+    return replace(audio, samples=samples, note=_damage(num_frames, audio, announced, problem))
 
 
 def _count_readable(data: bytes) -> tuple[int, str | None]:

@@ -42,7 +42,7 @@ def _ratio(from_hz: int, to_hz: int) -> tuple[int, int]:
 
     A windowed-sinc kernel holds about `up * (down + filter width)` numbers. 44,099 to 48,000 Hz would be 2e9 of them,
     so ratios with large terms are replaced by the nearest one with small terms. The relative error of the rate is
-    below 1e-5 (0.6 ms in a minute); the usual rates are all exact.
+    below 3e-5 (2 ms in a minute); the usual rates are all exact.
     """
     exact = Fraction(from_hz, to_hz)
     if exact.numerator * exact.denominator <= MAX_KERNEL_SIZE:
