@@ -12,6 +12,7 @@ from clap_zero.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
+KEYS = {"step", "sequence", "files"}
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: no {MANIFEST}, so the save was not finished") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file}: cannot be read ({error})") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
+    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT or not manifest.keys() >= KEYS:
         raise CheckpointError(f"{file}: not a manifest of format {MANIFEST_FORMAT}")
     return manifest
 

@@ -13,6 +13,7 @@ may write; anybody may read. Nothing here knows torch or ranks.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -24,6 +25,8 @@ from typing import Any
 from clap_zero.checkpoint.files import FileRecord, fsync_directory, write_json, write_text_atomic
 from clap_zero.checkpoint.manifest import MANIFEST, MANIFEST_FORMAT, Rejected, find_fault, read_manifest
 from clap_zero.errors import CheckpointError
+
+_log = logging.getLogger(__name__)
 
 STEP_NAME = re.compile(r"step-(\d{8,})")
 OLD_PREFIX, TEMPORARY_PREFIX = ".old-", ".tmp-"
@@ -248,8 +251,11 @@ class CheckpointStore:
         for path in removed:
             # The rename first: a removal that is cut short must not leave a directory that looks like a checkpoint.
             doomed = self.root / f"{TEMPORARY_PREFIX}removed-{path.name}"
-            path.rename(doomed)
-            shutil.rmtree(doomed)
+            try:
+                path.rename(doomed)
+                shutil.rmtree(doomed)
+            except OSError as error:  # no reason to stop training; the next save tries again
+                _log.warning("checkpoint %s could not be removed: %s", path, error)
         return removed
 
 

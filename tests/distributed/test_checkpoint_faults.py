@@ -1,0 +1,134 @@
+"""What goes wrong with a checkpoint reaches every rank as one error, and loses nothing."""
+
+from __future__ import annotations
+
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from clap_zero.checkpoint.store import CheckpointStore, step_name
+from clap_zero.errors import CheckpointError
+from clap_zero.testing import run_distributed
+from tests.distributed.toy_engine import make_engine, masters, read_weights, state_at, train
+
+
+def save_once(root: str, stage: int) -> str:
+    from clap_zero.checkpoint.state import save
+
+    engine = make_engine(stage, "fp32")
+    train(engine, 0, 1)
+    return str(save(engine, CheckpointStore(root), state_at(1, stage)))
+
+
+def try_to_load(path: str, stage: int, precision: str = "fp32") -> str:
+    from clap_zero.checkpoint.state import load
+
+    try:
+        load(make_engine(stage, precision), Path(path))
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def test_another_number_of_ranks_stage_or_precision_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    path = run_distributed(save_once, 2, str(tmp_path / "run" / "checkpoints"), 2)[0]
+    (one,) = run_distributed(try_to_load, 1, path, 2)
+    assert "ranks 2 there, 1 here" in one
+    for message in run_distributed(try_to_load, 2, path, 3):
+        assert "ZeRO stage 2 there, 3 here" in message
+        assert f"`clap-zero export {tmp_path / 'run'} DIR`" in message and "--model.pretrained DIR" in message
+    assert all("precision fp32 there, bf16 here" in text for text in run_distributed(try_to_load, 2, path, 2, "bf16"))
+
+
+@pytest.mark.parametrize("victim", ["*optim_states.pt", "rank-00001.safetensors", "model-00001*"])
+def test_a_damaged_checkpoint_is_refused_on_all_ranks(tmp_path: Path, victim: str) -> None:
+    path = Path(run_distributed(save_once, 2, str(tmp_path), 1)[0])
+    file = next(path.rglob(victim))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    messages = run_distributed(try_to_load, 2, str(path), 1)
+    assert messages[0] == messages[1] and "another checksum" in messages[0] and file.name in messages[0]
+
+
+def fail_on_a_rank(root: str, stage: int, full_rank: int, max_bytes: int) -> tuple[str, list[str], str]:
+    """A file size limit on one rank stands in for its full disk: writes fail there half-way through a file."""
+    from clap_zero.checkpoint.state import save
+    from clap_zero.distributed.collectives import rank_and_size
+
+    engine = make_engine(stage, "fp32")
+    store = CheckpointStore(root)
+    train(engine, 0, 1)
+    save(engine, store, state_at(1, stage))
+    train(engine, 1, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    message = ""
+    try:
+        if rank_and_size()[0] == full_rank:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, hard))
+        save(engine, store, state_at(2, stage))
+    except CheckpointError as error:
+        message = str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    torch.distributed.barrier()
+    left = sorted(entry.name for entry in Path(root).iterdir())
+    torch.distributed.barrier()
+    train(engine, 2, 1)
+    return message, left, str(save(engine, store, state_at(3, stage)))
+
+
+@pytest.mark.parametrize("stage, full_rank, max_bytes", [(2, 1, 100_000), (3, 0, 2000), (3, 0, 600_000), (0, 1, 500)])
+def test_a_full_disk_on_one_rank_is_an_error_on_all(tmp_path: Path, stage: int, full_rank: int, max_bytes: int) -> None:
+    results = run_distributed(fail_on_a_rank, 2, str(tmp_path), stage, full_rank, max_bytes)
+    for message, left, later in results:
+        assert f"rank {full_rank}:" in message and "step 2" in message and "too large" in message
+        assert left == ["latest", "step-00000001"]
+        assert Path(later).name == "step-00000003"
+    store = CheckpointStore(tmp_path)
+    assert store.newest_complete() == Path(results[0][2]) and not store.rejected
+
+
+def save_the_same_step_twice(root: str) -> list[str]:
+    from clap_zero.checkpoint.state import save
+
+    engine = make_engine(1, "fp32")
+    store = CheckpointStore(root)
+    train(engine, 0, 1)
+    save(engine, store, state_at(1, 1))
+    train(engine, 1, 1)
+    save(engine, store, state_at(1, 1))
+    return [name for name, value in masters(engine).items() if not torch.equal(value, _saved(root, name, value))]
+
+
+def _saved(root: str, name: str, like: Tensor) -> Tensor:
+    return read_weights(Path(root) / step_name(1))[name].reshape(like.shape)
+
+
+def test_the_same_step_saved_again_replaces_the_first(tmp_path: Path) -> None:
+    assert run_distributed(save_the_same_step_twice, 2, str(tmp_path)) == [[], []]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["latest", "step-00000001"]
+
+
+def stream_in_small_buckets(root: str) -> bool:
+    from clap_zero.checkpoint.masters import stream_masters
+    from clap_zero.checkpoint.weights import write_weights
+
+    engine = make_engine(3, "fp32", 0)
+    train(engine, 0, 1)
+    expected = masters(engine)
+    same = all(torch.equal(value, expected[name]) for name, value in stream_masters(engine, bucket_elements=40))
+    write_weights(engine, Path(root), max_file_bytes=1000)
+    return same
+
+
+def test_buckets_and_files_may_be_small(tmp_path: Path) -> None:
+    assert all(run_distributed(stream_in_small_buckets, 2, str(tmp_path)))
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    assert set(read_weights(tmp_path)) >= {"embedding.weight", "head.bias", "norm.running_var"}
