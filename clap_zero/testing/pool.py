@@ -84,21 +84,22 @@ def run_distributed(
 class _Rank:
     """One rank process, the pipe to it and the file that holds what it printed."""
 
-    def __init__(self, rank: int, world_size: int, port: int, log: Path) -> None:
+    def __init__(self, rank: int, world_size: int, port: int) -> None:
         self.rank = rank
-        self.log = log
+        # Without a name: nothing is left behind, however this process ends.
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115  closed in kill
         self.log_start = 0
         ours, theirs = socket.socketpair()
         root = str(Path(__file__).resolve().parents[2])
         environment = rank_environment(rank, world_size, port)
         environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [environment.get("PYTHONPATH")])])
         command = [sys.executable, "-m", "clap_zero.testing.rank", str(theirs.fileno()), str(os.getpid())]
-        with theirs, log.open("wb") as output:
+        with theirs:
             self.process = subprocess.Popen(
                 command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=output,
+                stdout=self.log,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -106,7 +107,7 @@ class _Rank:
         self.pipe = Connection(ours.detach())
 
     def send(self, task: bytes) -> None:
-        self.log_start = self.log.stat().st_size
+        self.log_start = os.fstat(self.log.fileno()).st_size
         with suppress(BrokenPipeError):  # it died; the missing reply says so
             self.pipe.send_bytes(task)
 
@@ -123,8 +124,9 @@ class _Rank:
 
     def output(self) -> str:
         """The end of what the rank printed since the task was sent."""
-        data = self.log.read_bytes()[self.log_start :]
-        return data[-MAX_LOG_BYTES:].decode(errors="replace").strip()
+        size = os.fstat(self.log.fileno()).st_size
+        start = max(self.log_start, size - MAX_LOG_BYTES)
+        return os.pread(self.log.fileno(), size - start, start).decode(errors="replace").strip()
 
     def kill(self) -> None:
         """End the process and its children; they share its session."""
@@ -132,6 +134,7 @@ class _Rank:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self.log.close()
 
 
 class _Pool:
@@ -139,12 +142,11 @@ class _Pool:
 
     def __init__(self, world_size: int) -> None:
         self.owner = os.getpid()
-        self.folder = tempfile.TemporaryDirectory(prefix="clap-zero-ranks-")
         port = _free_port()
         self.ranks: list[_Rank] = []
         try:
             for rank in range(world_size):
-                self.ranks.append(_Rank(rank, world_size, port, Path(self.folder.name) / f"rank{rank}.log"))
+                self.ranks.append(_Rank(rank, world_size, port))
             self._collect(START_TIMEOUT_S)
         except BaseException:
             self.close()
@@ -164,7 +166,6 @@ class _Pool:
             for rank in self.ranks:
                 rank.kill()
             self.ranks = []
-            self.folder.cleanup()
 
     def _collect(self, timeout_s: float) -> list[Any]:
         """Wait for one reply of each rank.
