@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 from collections import Counter
 from dataclasses import dataclass
@@ -174,6 +175,24 @@ def memory_bytes(world: World) -> int:
     with contextlib.suppress(OSError, ValueError):
         total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return total // world.local_size
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory that this rank has held so far: allocated on the device, or resident on a CPU rank."""
+    if device.type == "cpu":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    from deepspeed.accelerator import get_accelerator
+
+    return int(get_accelerator().max_memory_allocated())
+
+
+def supported_precisions() -> tuple[str, ...]:
+    """What DeepSpeed agrees to train in here, of fp32, bf16 and fp16."""
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator = get_accelerator()
+    halves = (("bf16", accelerator.is_bf16_supported()), ("fp16", accelerator.is_fp16_supported()))
+    return ("fp32", *(name for name, supported in halves if supported))
 
 
 def report_exit_code(code: int | None) -> None:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from clap_zero.distributed.world import report_exit_code
 from clap_zero.errors import LaunchError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -81,6 +82,7 @@ class Watchdog:
 
 def _leave(reason: str) -> None:
     """End the process without waiting for anything: the main thread may never come back from a collective."""
+    report_exit_code(LaunchError.exit_code)
     try:
         print(f"clap_zero: {reason}", file=sys.stderr, flush=True)
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -44,15 +43,6 @@ def gather_figures(figures: LocalFigures, *, device: torch.device) -> list[Local
     dtype = torch.float32 if device.type == "mps" else torch.float64
     mine = torch.tensor([list(asdict(figures).values())], dtype=dtype, device=device)
     return [LocalFigures(*row) for row in collectives.all_gather(mine).tolist()]
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory that this rank has held so far: allocated on the device, or resident on a CPU rank."""
-    if device.type == "cpu":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    from deepspeed.accelerator import get_accelerator
-
-    return int(get_accelerator().max_memory_allocated())
 
 
 def step_line(result: Any, *, attempt: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from clap_zero.data.embedded import embedded_sounds
 from clap_zero.data.index import ShardIndex, load_index
 from clap_zero.data.partition import steps_per_epoch
 from clap_zero.distributed import collectives
-from clap_zero.distributed.world import World, memory_bytes
+from clap_zero.distributed.world import World, memory_bytes, supported_precisions
 from clap_zero.errors import ClapZeroError, ConfigError, DataError
 from clap_zero.training.loop import Plan
 from clap_zero.training.run_directory import RunDirectory, RunLock
@@ -125,7 +125,12 @@ def _settle(command: CommandLine, lock: RunLock, *, world: World, memory: int) -
         load_ds_json(command.ds_path, command.ds_overrides),
         run,
         world_size=world.size,
-        machine=Machine(memory_bytes=memory, num_samples=train.num_samples, device_type=world.device.type),
+        machine=Machine(
+            memory_bytes=memory,
+            num_samples=train.num_samples,
+            device_type=world.device.type,
+            precisions=supported_precisions(),
+        ),
         recorded=None if run.force else directory.recorded_ds_config(),
         explicit=command.explicit,
     )

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from clap_zero.audio.features import ClapFeatures
 from clap_zero.data.loader import Batch
-from clap_zero.distributed.world import World
+from clap_zero.distributed.world import World, peak_memory_bytes
 from clap_zero.errors import DivergedError
 from clap_zero.objective.gathered import contrastive_loss
 from clap_zero.training.engine import Engine
-from clap_zero.training.metrics import LocalFigures, gather_figures, peak_memory_bytes
+from clap_zero.training.metrics import LocalFigures, gather_figures
 from clap_zero.training.seeding import seed_micro_batch
 
 
