@@ -176,12 +176,18 @@ def _verify(directory: Path, sums: Mapping[str, int]) -> None:
         CheckpointError: Hugging Face's classes do not load it, or a value differs.
     """
     from transformers import ClapModel, ClapProcessor
+    from transformers.utils import logging as hf_logging
 
+    bars_wanted = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
     try:
         model, report = ClapModel.from_pretrained(directory, output_loading_info=True, local_files_only=True)
         processor = ClapProcessor.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"the exported directory does not load ({' '.join(str(error).split())})") from error
+    finally:
+        if bars_wanted:
+            hf_logging.enable_progress_bar()
     problems = {kind: sorted(names) for kind, names in report.items() if names}
     differing = [name for name, tensor in model.state_dict().items() if _checksum(tensor) != sums.get(name)]
     if problems or differing:
