@@ -101,9 +101,12 @@ class ClapForContrast(ClapModel):
 
 
 def _normalised(embeds: Tensor) -> Tensor:
-    """Rows scaled to length 1, in fp32: in bf16 the lengths would be off by 2e-3."""
+    """Rows scaled to length 1, in fp32: in bf16 the lengths would be off by 2e-3.
+
+    A micro batch of nothing but silence gives embeddings of exactly 0 at initialisation; the gradient there is 1 / eps.
+    """
     with torch.autocast(embeds.device.type, enabled=False):
-        return F.normalize(embeds.to(torch.promote_types(embeds.dtype, torch.float32)), dim=-1)
+        return F.normalize(embeds.to(torch.promote_types(embeds.dtype, torch.float32)), dim=-1, eps=1e-6)
 
 
 def logit_scale(raw: Tensor) -> Tensor:
