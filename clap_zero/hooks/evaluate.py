@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from clap_zero.audio.features import ClapFeatures
 from clap_zero.data.batch import EvalBatch
-from clap_zero.evaluation.runner import evaluate, write_result
+from clap_zero.evaluation.runner import evaluate, mark_best, write_result
 from clap_zero.training.hooks import Hook
 from clap_zero.training.loop import Trainer
 from clap_zero.training.step import StepResult
@@ -45,5 +45,6 @@ class EvaluateHook(Hook):
         self._last_step = trainer.state.step
         if trainer.world.is_main:
             write_result(trainer.run_dir, trainer.state.step, result)
+            mark_best(trainer.run_dir)
         counts = {"num_clips": result.num_clips, "num_captions": result.num_captions}
         trainer.fire("on_evaluate", result.metrics | counts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from clap_zero.audio.features import ClapFeatures, FeatureConfig
 from clap_zero.checkpoint.state import TrainState, load
@@ -21,6 +22,7 @@ from clap_zero.hooks.jsonl import KeysHook, MetricsHook
 from clap_zero.hooks.wandb import WandbHook
 from clap_zero.model.activation import enable_activation_checkpointing
 from clap_zero.model.clap import build_model, feature_config
+from clap_zero.model.pretrained import resolve_pretrained
 from clap_zero.training.engine import Engine
 from clap_zero.training.hooks import Hook
 from clap_zero.training.loop import Trainer
@@ -44,9 +46,11 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
     """
     run, resolved = settled.run, settled.resolved
     set_cpu_threads(world)
+    # A hub name becomes a directory here, once, for the weights, the features and the tokenizer alike.
+    pretrained = None if run.model.pretrained is None else str(resolve_pretrained(run.model.pretrained))
     model = build_model(
         geometry=None if run.model.preset is None else load_preset(run.model.preset).model,
-        pretrained=run.model.pretrained,
+        pretrained=pretrained,
         batch_norm=run.model.batch_norm,
         dropout=run.model.dropout,
         seed=run.train.seed,
@@ -58,11 +62,12 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
     state = TrainState(0, 0, 0, 0, world_size=world.size, stage=resolved.stage, attempt=0)
     if settled.resume_from is not None:
         state = load(engine.deepspeed, settled.resume_from)
-    config = feature_config(model.config, run.model.pretrained, truncation=run.data.truncation)
+    config = feature_config(model.config, pretrained, truncation=run.data.truncation)
     features = ClapFeatures(config, device=world.device)
+    reading = _reading(settled, features=config, tokenizer=pretrained, world=world)
     stepper = Stepper(
         engine,
-        batches=train_batches(settled.train, plan=_train_plan(settled, state=state, features=config, world=world)),
+        batches=train_batches(settled.train, plan=_train_plan(settled, reading, state=state, world=world)),
         features=features,
         learning_rate=None if engine.has_json_scheduler else _schedule(settled),
         accumulation=resolved.accumulation,
@@ -72,7 +77,7 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
     return Trainer(
         engine,
         stepper=stepper,
-        hooks=list(_hooks(settled, features=features, config=config, start_step=state.step, world=world)),
+        hooks=list(_hooks(settled, reading, features=features, start_step=state.step, world=world)),
         state=state,
         plan=settled.plan,
         world=world,
@@ -81,10 +86,10 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
     )
 
 
-def _train_plan(settled: Settled, *, state: TrainState, features: FeatureConfig, world: World) -> LoaderPlan:
+def _train_plan(settled: Settled, reading: dict[str, Any], *, state: TrainState, world: World) -> LoaderPlan:
     run, resolved = settled.run, settled.resolved
     return LoaderPlan(
-        **_reading(settled, features=features, world=world),
+        **reading,
         micro_batch=resolved.micro_batch,
         accumulation=resolved.accumulation,
         position=DataPosition(epoch=state.epoch, offset=state.offset),
@@ -94,15 +99,15 @@ def _train_plan(settled: Settled, *, state: TrainState, features: FeatureConfig,
     )
 
 
-def _reading(settled: Settled, *, features: FeatureConfig, world: World) -> dict:
-    """What training and evaluation read alike."""
+def _reading(settled: Settled, *, features: FeatureConfig, tokenizer: str | None, world: World) -> dict[str, Any]:
+    """What is alike in the plans of training and of evaluation."""
     run = settled.run
     return {
         "rank": world.rank,
         "world_size": world.size,
         "features": features,
         "seed": run.train.seed,
-        "tokenizer_path": run.model.pretrained,
+        "tokenizer_path": tokenizer,
         "max_caption_tokens": run.data.max_caption_tokens,
         "caption_key": run.data.caption_key,
         "max_seconds": run.data.max_seconds,
@@ -130,7 +135,7 @@ def _schedule(settled: Settled) -> Schedule:
 
 
 def _hooks(
-    settled: Settled, *, features: ClapFeatures, config: FeatureConfig, start_step: int, world: World
+    settled: Settled, reading: dict[str, Any], *, features: ClapFeatures, start_step: int, world: World
 ) -> Iterator[Hook]:
     """In the order in which they run: a step is on record before anything that can fail happens after it."""
     run, directory = settled.run, settled.directory
@@ -163,9 +168,7 @@ def _hooks(
         last_saved=start_step if settled.resume_from is not None else None,
     )
     if settled.val is not None:
-        plan = LoaderPlan(
-            **_reading(settled, features=config, world=world), micro_batch=run.evaluate.batch_size, workers=0
-        )
+        plan = LoaderPlan(**reading, micro_batch=run.evaluate.batch_size)
         val = settled.val
         yield EvaluateHook(
             lambda: eval_batches(val, plan=plan), features=features, every_steps=run.evaluate.every_steps
