@@ -104,8 +104,9 @@ def _batches(index: ShardIndex, plan: LoaderPlan, *, training: bool, workers: in
             except StopIteration:
                 return
             except Exception as error:
-                # Whatever ends a worker is the end of the data; torch names the worker in the first line.
-                raise DataError(f"the data loader of rank {plan.rank} failed: {_one_line(error)}") from error
+                # Whatever ends a worker is the end of the data.
+                why = _dead_workers(source) or _one_line(error)
+                raise DataError(f"the data loader of rank {plan.rank} failed: {why}") from error
             if isinstance(batch, Failure):
                 raise DataError(batch.message)
             watch.see(batch)
@@ -119,6 +120,16 @@ def _stop(source: object) -> None:
     for name in ("_shutdown_workers", "close"):  # torch's iterator, a generator
         if hasattr(source, name):
             getattr(source, name)()
+
+
+def _dead_workers(source: object) -> str:
+    """Which workers are gone. A dead worker shows itself by several errors: torch's own, or a broken connection."""
+    dead = []
+    for number, worker in enumerate(getattr(source, "_workers", ())):
+        worker.join(0.2)
+        if not worker.is_alive():
+            dead.append(f"worker {number} (pid {worker.pid}) died with exit code {worker.exitcode}")
+    return "; ".join(dead) + ": was it killed, or is memory or /dev/shm full?" if dead else ""
 
 
 def _one_line(error: Exception) -> str:

@@ -197,10 +197,15 @@ def _write(
 
 def _publish(options: PackOptions, report: PackReport, writers: dict[str, SplitWriter]) -> None:
     """Closes the splits and moves them into their places."""
-    if not any(writer.num_pairs for writer in writers.values()):
+    full = {name: writer for name, writer in writers.items() if writer.num_pairs}
+    if not full:
         reasons = "; ".join(f"{reason} ({count})" for reason, count in report.reasons.most_common(5))
         raise DataError(f"0 usable of {report.num_rows} samples, nothing was packed: {reasons}")
-    for name, writer in writers.items():
+    # A split of rejected items only is not made; where they went is written beside the first that is.
+    for writer in writers.values():
+        if not writer.num_pairs:
+            next(iter(full.values())).take_rejected(writer)
+    for name, writer in full.items():
         writer.close()
         target = options.out / name
         if target.exists():

@@ -77,6 +77,12 @@ class SplitWriter:
         self.num_rejected += 1
         self._rejected.write(json.dumps({"file": name, "reason": reason}, ensure_ascii=True) + "\n")
 
+    def take_rejected(self, other: SplitWriter) -> None:
+        """Adds the rejected items of a split that gets no directory."""
+        other._rejected.close()
+        self._rejected.write((other.directory / REJECTED_FILE).read_text("utf-8"))
+        self.num_rejected += other.num_rejected
+
     def close(self) -> None:
         """Writes the indexes; everything is on the disk afterwards."""
         self._close_tar()
