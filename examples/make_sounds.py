@@ -9,7 +9,7 @@ DIR with --packages.
 Of each recording the 4 s with the most energy are kept (of notes the first 2.5 s), silence at both ends is cut, the
 ends are faded, the peak is set to 0.6, clips shorter than 1 s are followed by silence up to 1 s, and the result is
 written as Ogg Opus, 48 kHz, mono. Nothing is looped, shifted, mixed or synthesised. Which note a recording is comes
-from the soundfont's own key map; what the other recordings are called stands in sounds_catalog.py, written by hand.
+from the soundfont's own key map; what is said about the other recordings stands in sounds_catalog.csv, written by hand.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ import numpy as np
 import soundfile
 import torch
 import torchaudio
+from sound_similarity import similar_notes
 from sound_sources import Recording, SoundFont, read_opensfx, read_scratch, read_sonic_pi
-from sounds_catalog import FLUID_PERCUSSION, INSTRUMENTS, OPENSFX, SCRATCH, SONIC_PI, Instrument
+from sounds_catalog import INSTRUMENTS, Instrument
 
 RATE_HZ = 48000
 PEAK = 0.6  # room for the overshoot of the codec on short clicks
@@ -67,10 +68,19 @@ def register_name(midi_key: float) -> str:
     return "low" if round(midi_key) < 48 else "high" if round(midi_key) >= 72 else "middle"
 
 
-def held_out(num_notes: int) -> set[int]:
-    """Positions of the test notes among an instrument's notes by pitch: spread, never the lowest or the highest."""
-    num_test = 0 if num_notes < 5 else 1 if num_notes < 7 else 2
-    return {(k + 1) * num_notes // (num_test + 1) for k in range(num_test)}
+def held_out(notes: list[str], similar: set[str], *, num_test: int) -> set[str]:
+    """The test notes of an instrument, whose notes are given by pitch: spread, never the lowest or the highest.
+
+    A note that sounds like another one played at another speed is never held out.
+    """
+    inner = [i for i in range(1, len(notes) - 1) if notes[i] not in similar]
+    test: set[str] = set()
+    for wanted in range(1, num_test + 1):
+        position = min(inner, key=lambda i: abs(i - wanted * (len(notes) - 1) / (num_test + 1)), default=None)
+        if position is not None:
+            test.add(notes[position])
+            inner.remove(position)
+    return test
 
 
 def note_clips(font: SoundFont, instrument: Instrument) -> Iterator[Clip]:
@@ -85,21 +95,22 @@ def note_clips(font: SoundFont, instrument: Instrument) -> Iterator[Clip]:
     kept = list(notes.items())
     if len(kept) > MAX_NOTES:
         kept = [kept[i] for i in np.linspace(0, len(kept) - 1, MAX_NOTES).round().astype(int)]
-    test = held_out(len(kept))
-    for position, (note, recording) in enumerate(kept):
+    num_test = sum(len(notes) >= enough for enough in (5, 7, 12))
+    test = held_out([note for note, _ in kept], similar_notes(dict(kept)), num_test=num_test)
+    for note, recording in kept:
         captions = instrument.captions(note, register_name(recording.midi_key))
-        split = "test" if position in test else "train"
+        split = "test" if note in test else "train"
         yield Clip(recording, note.replace("#", "s"), captions, split, instrument.label, PACKAGES[0], MAX_NOTE_S)
 
 
-def listed_clips(table: str, recordings: dict[str, Recording], package: str) -> Iterator[Clip]:
-    """The recordings that a table of sounds_catalog.py names."""
-    for line in table.strip().splitlines():
-        key, label, *captions = (part.strip() for part in line.removeprefix("* ").split("|"))
-        split = "test" if line.startswith("*") else "train"
-        recording = recordings[key]
-        name = f"{SHORT_NAMES[package]}-{recording.title}"
-        yield Clip(recording, name, tuple(filter(None, captions)), split, label, package, MAX_CLIP_S)
+def listed_clips(catalog: Path, recordings: dict[str, dict[str, Recording]]) -> Iterator[Clip]:
+    """The recordings that sounds_catalog.csv names, out of all recordings by package and key."""
+    with catalog.open(newline="", encoding="utf-8") as stream:
+        for row in csv.DictReader(stream):
+            recording = recordings[row["package"]][row["key"]]
+            captions = tuple(filter(None, (row["caption"], row["caption_2"], row["caption_3"])))
+            name = f"{SHORT_NAMES[row['package']]}-{recording.title}"
+            yield Clip(recording, name, captions, row["split"], row["label"], row["package"], MAX_CLIP_S)
 
 
 def collect(packages: Path) -> Iterator[Clip]:
@@ -107,11 +118,13 @@ def collect(packages: Path) -> Iterator[Clip]:
     font = SoundFont(next(packages.rglob("*.sf3")))
     for instrument in INSTRUMENTS:
         yield from note_clips(font, instrument)
-    percussion = [line.removeprefix("* ").split("|")[0].strip() for line in FLUID_PERCUSSION.strip().splitlines()]
-    yield from listed_clips(FLUID_PERCUSSION, {name: font.recording(name) for name in percussion}, PACKAGES[0])
-    yield from listed_clips(OPENSFX, read_opensfx(next(packages.rglob("opensfx.cat"))), PACKAGES[1])
-    yield from listed_clips(SCRATCH, read_scratch(packages / "scratch"), PACKAGES[2])
-    yield from listed_clips(SONIC_PI, read_sonic_pi(packages / "sonic-pi-samples"), PACKAGES[3])
+    readers = (
+        {name: font.recording(name) for name in font.sample_numbers},
+        read_opensfx(next(packages.rglob("opensfx.cat"))),
+        read_scratch(packages / "scratch"),
+        read_sonic_pi(packages / "sonic-pi-samples"),
+    )
+    yield from listed_clips(Path(__file__).with_name("sounds_catalog.csv"), dict(zip(PACKAGES, readers, strict=True)))
 
 
 def prepare(recording: Recording, *, max_s: float) -> np.ndarray:
@@ -159,7 +172,7 @@ def write(clips: Iterator[Clip], out: Path) -> list[dict[str, str]]:
     for clip in clips:
         path = out / f"{slug(clip.label)}_{slug(clip.name)}.ogg"
         if path.exists():
-            raise SystemExit(f"Two clips would be called {path.name}: make their labels in sounds_catalog.py differ.")
+            raise SystemExit(f"Two clips would be called {path.name}: make their labels in sounds_catalog differ.")
         waveform = prepare(clip.recording, max_s=clip.max_s)
         soundfile.write(path, waveform, RATE_HZ, format="OGG", subtype="OPUS", compression_level=OPUS_COMPRESSION)
         captions = (*clip.captions, "", "")[:3]
