@@ -286,11 +286,15 @@ def _decode_with_ffmpeg(data: bytes, kind: str, part: _Part) -> DecodedAudio:
         decoder = AudioDecoder(data)
         rate_hz = decoder.metadata.sample_rate or 0
         _check_rate(rate_hz, kind)
+        # The duration is an estimate for raw streams: it serves to draw a start, not to end the clip.
         duration_s = decoder.metadata.duration_seconds or part.duration_s
-        start, wanted = part.place(round(duration_s * rate_hz), rate_hz)
+        start, _ = part.place(round(duration_s * rate_hz), rate_hz)
+        wanted = round(part.duration_s * rate_hz)
         found = decoder.get_samples_played_in_range(start / rate_hz, (start + wanted) / rate_hz).data
         if found.shape[-1] == 0 and part.rng is not None:
             found = decoder.get_samples_played_in_range(0.0, part.duration_s).data
     except (RuntimeError, ValueError, IndexError) as error:
-        raise AudioError(f"{kind} cannot be decoded: {str(error).strip().splitlines()[0]}") from error
+        # torchcodec's messages begin with its function and C++ file.
+        message = str(error).strip().partition("\n")[0].rpartition(", ")[2]
+        raise AudioError(f"{kind} cannot be decoded: {message}") from error
     return DecodedAudio(mix_down(found.numpy().T), rate_hz, kind, found.shape[0])
