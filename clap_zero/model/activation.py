@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -38,18 +37,21 @@ class CheckpointedAudioLayer(ClapAudioLayer):
         return (checkpoint(block, hidden_states),)
 
 
-def checkpoint(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """DeepSpeed's checkpoint, with the forward's autocast state in the second run, too."""
-    device_type = get_accelerator().device_name()
-    enabled = torch.is_autocast_enabled(device_type)
+def checkpoint(function: Callable[..., Tensor], hidden_states: Tensor, *constants: Any) -> Tensor:
+    """Runs function(hidden_states, *constants), keeps `hidden_states` only, and runs it again in the backward.
+
+    Unlike DeepSpeed's own function: the second run has the forward's autocast state, and the constants (an attention
+    mask, which all layers share) stay out of what partition_activations and cpu_checkpointing take the storage from.
+    """
+    device_type = hidden_states.device.type
+    autocast = torch.is_autocast_enabled(device_type)
     dtype = torch.get_autocast_dtype(device_type)
 
-    @functools.wraps(function)
-    def with_autocast(*inner: Any) -> Tensor:
-        with torch.autocast(device_type, enabled=enabled, dtype=dtype):
-            return function(*inner)
+    def run(x: Tensor) -> Tensor:
+        with torch.autocast(device_type, enabled=autocast, dtype=dtype):
+            return function(x, *constants)
 
-    return deepspeed.checkpointing.checkpoint(with_autocast if enabled else function, *arguments)
+    return deepspeed.checkpointing.checkpoint(run, hidden_states)
 
 
 def enable_activation_checkpointing(model: nn.Module, ds_config: Mapping[str, Any]) -> bool:
