@@ -22,10 +22,11 @@ def similar_notes(notes: dict[str, Recording]) -> set[str]:
     for i, low in enumerate(names):
         for high in names[i + 1 :]:
             interval = notes[high].midi_key - notes[low].midi_key
-            if interval <= MAX_SEMITONES and SAME_ABOVE < max(
-                _correlation(onsets[low], notes[low].rate_hz, onsets[high], notes[high].rate_hz, interval + detuning)
-                for detuning in (-0.04, -0.02, 0.0, 0.02, 0.04)
-            ):
+            if interval > MAX_SEMITONES:
+                break  # the notes are sorted: the others lie higher still
+            pair = (onsets[low], notes[low].rate_hz, onsets[high], notes[high].rate_hz)
+            detunings = (-0.04, -0.02, 0.0, 0.02, 0.04)
+            if max(_correlation(*pair, interval + detuning) for detuning in detunings) > SAME_ABOVE:
                 similar |= {low, high}
     return similar
 
