@@ -111,6 +111,12 @@ def test_order_depends_on_seed_and_epoch_only():
     assert [int(shard[0]) * 1000 + int(sample[0]) for shard, sample in reversed(backwards)] == sequence()
 
 
+def test_samples_of_a_single_shard_come_in_another_order_each_epoch():
+    orders = [EpochOrder(np.array([50]), seed=0, epoch=epoch).locate(np.arange(50))[1].tolist() for epoch in range(3)]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    assert all(sorted(order) == list(range(50)) for order in orders)
+
+
 def test_shards_are_mixed():
     order = EpochOrder(np.full(32, 64), seed=0, epoch=0, shuffle_shards=16)
     shards, _ = order.locate(np.arange(64))
