@@ -83,8 +83,11 @@ def job(words: Sequence[str], *, cwd: Path, **variables: str) -> Iterator[subpro
 
 
 def session_processes(session: int) -> list[psutil.Process]:
-    """All living processes of a session, orphans included."""
-    found = []
+    """All living processes of a session, orphans included, and those that torchrun put into sessions of their own."""
+    try:
+        found = [one for one in psutil.Process(session).children(recursive=True) if os.getsid(one.pid) != session]
+    except psutil.NoSuchProcess:
+        found = []
     for one in psutil.process_iter():
         try:
             if os.getsid(one.pid) == session and one.status() != psutil.STATUS_ZOMBIE:
