@@ -7,6 +7,7 @@ for all epochs. It ends when the generator is closed or collected, and by itself
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import warnings
@@ -20,7 +21,7 @@ from torch.utils.data import DataLoader
 from clap_zero.data.batch import Batch, EvalBatch, LoaderPlan
 from clap_zero.data.index import ShardIndex
 from clap_zero.data.pipeline import Failure, build_pipeline
-from clap_zero.data.processes import forkserver_context, init_worker, no_main_module
+from clap_zero.data.processes import forkserver_context, init_worker, starting_workers
 from clap_zero.data.schedule import num_eval_batches
 from clap_zero.data.text import MAX_TOKENS
 from clap_zero.errors import ConfigError, DataError
@@ -97,6 +98,9 @@ def _batches(index: ShardIndex, plan: LoaderPlan, *, training: bool, workers: in
     pipeline = build_pipeline(index, plan, training=training)
     source = iter(pipeline) if workers == 0 else _start_workers(pipeline, plan, workers)
     watch = _BadSamples(plan, index.num_samples)
+    # A generator that is still open when the program ends: before multiprocessing waits for workers to take SIGTERM.
+    leave = partial(_stop, source)
+    atexit.register(leave)
     try:
         while True:
             try:
@@ -112,7 +116,8 @@ def _batches(index: ShardIndex, plan: LoaderPlan, *, training: bool, workers: in
             watch.see(batch)
             yield batch
     finally:
-        _stop(source)
+        atexit.unregister(leave)
+        leave()
 
 
 def _stop(source: object) -> None:
@@ -120,6 +125,9 @@ def _stop(source: object) -> None:
     for name in ("_shutdown_workers", "close"):  # torch's iterator, a generator
         if hasattr(source, name):
             getattr(source, name)()
+    # torch gives a worker that is stuck in a read 5 s, then sends SIGTERM, which workers do not take.
+    for worker in getattr(source, "_workers", ()):
+        worker.kill()
 
 
 def _dead_workers(source: object) -> str:
@@ -141,7 +149,7 @@ def _one_line(error: Exception) -> str:
 def _start_workers(pipeline: object, plan: LoaderPlan, workers: int) -> Iterator[object]:
     # Where the package is installed, workers inherit the imports of the server instead of repeating them.
     context = forkserver_context("clap_zero.data.pipeline")
-    with warnings.catch_warnings(), no_main_module():
+    with warnings.catch_warnings(), starting_workers():
         # torch compares the workers of this rank with the cores of the machine; their number is the run config's.
         warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
         loader: DataLoader = DataLoader(

@@ -79,6 +79,7 @@ class PackReport:
         extra: files beside the source that nothing names.
         num_cut: clips that were longer than the limit.
         num_silent: clips whose samples are all zero.
+        damaged: name and fault of each file of which only the readable part was kept.
     """
 
     splits: dict[str, SplitReport] = field(default_factory=dict)
@@ -88,6 +89,7 @@ class PackReport:
     extra: list[str] = field(default_factory=list)
     num_cut: int = 0
     num_silent: int = 0
+    damaged: list[str] = field(default_factory=list)
 
     @property
     def num_pairs(self) -> int:
@@ -116,6 +118,9 @@ class PackReport:
             lines.append(f"{len(self.extra)} files beside them are not listed: {', '.join(self.extra[:5])}")
         if self.num_cut:
             lines.append(f"{self.num_cut} clips were longer than --max-seconds and lost their end")
+        if self.damaged:
+            shown = "; ".join(self.damaged[:5]) + ("; ..." if len(self.damaged) > 5 else "")
+            lines.append(f"{len(self.damaged)} damaged files were kept as far as they can be read: {shown}")
         if self.num_silent:
             lines.append(f"{self.num_silent} clips are silent (all samples zero); --drop-silent leaves them out")
         return lines
@@ -186,6 +191,8 @@ def _write(
             writers[split] = SplitWriter(scratch / split, options.shard_size)
         report.num_cut += result.cut
         report.num_silent += result.silent
+        if result.note is not None:
+            report.damaged.append(f"{result.item.name} ({result.note})")
         if result.flac is not None:
             writers[split].add(result)
         else:

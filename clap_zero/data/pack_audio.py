@@ -17,7 +17,7 @@ import soundfile
 
 from clap_zero.audio.decode import AudioError, load_clip
 from clap_zero.data.pack_sources import Item
-from clap_zero.data.processes import forkserver_context, init_worker, no_main_module
+from clap_zero.data.processes import forkserver_context, init_worker, starting_workers
 from clap_zero.data.shards import MAX_MEMBER_BYTES
 from clap_zero.errors import DataError
 
@@ -36,6 +36,7 @@ class Encoded:
         reason: why it was rejected.
         cut: it was longer than the limit and lost its end.
         silent: all its samples are zero.
+        note: what is damaged in a file whose readable part is kept.
     """
 
     item: Item
@@ -44,6 +45,7 @@ class Encoded:
     reason: str | None = None
     cut: bool = False
     silent: bool = False
+    note: str | None = None
 
 
 def encode(item: Item, *, max_seconds: float, drop_silent: bool) -> Encoded:
@@ -60,7 +62,8 @@ def encode(item: Item, *, max_seconds: float, drop_silent: bool) -> Encoded:
     try:
         data = item.audio if item.audio is not None else _read(item.path)
         # A little more than is kept tells whether there was more.
-        samples = load_clip(data, max_seconds=max_seconds + 0.01, sample_rate_hz=SAMPLE_RATE_HZ)
+        notes: list[str] = []
+        samples = load_clip(data, max_seconds=max_seconds + 0.01, sample_rate_hz=SAMPLE_RATE_HZ, notes=notes)
     except AudioError as error:
         return Encoded(bare, reason=str(error))
     limit = round(max_seconds * SAMPLE_RATE_HZ)
@@ -72,7 +75,8 @@ def encode(item: Item, *, max_seconds: float, drop_silent: bool) -> Encoded:
         return Encoded(bare, reason="silent", silent=True)
     buffer = io.BytesIO()
     soundfile.write(buffer, pcm, SAMPLE_RATE_HZ, format="FLAC", subtype="PCM_16")
-    return Encoded(bare, buffer.getvalue(), kept.size, cut=samples.size > limit, silent=silent)
+    cut, note = samples.size > limit, "; ".join(notes) or None
+    return Encoded(bare, buffer.getvalue(), kept.size, cut=cut, silent=silent, note=note)
 
 
 def _read(path: str) -> bytes:
@@ -109,7 +113,7 @@ def encode_all(items: Iterable[Item], *, workers: int, max_seconds: float, drop_
     latest = "the first"
     try:
         for item in items:
-            with no_main_module():
+            with starting_workers():
                 pending.append(pool.submit(work, item))
             if len(pending) >= _AHEAD * workers:
                 result = pending.popleft().result()

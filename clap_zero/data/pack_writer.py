@@ -61,7 +61,7 @@ class SplitWriter:
         record = {
             "text": list(item.captions),
             "tag": list(item.tags),
-            "original_data": {**item.original, "name": item.name, **({"cut": True} if encoded.cut else {})},
+            "original_data": {**item.original, "name": item.name, **_faults(encoded)},
         }
         key = self._key(item.name)
         audio = self._member(f"{key}.flac", encoded.flac)
@@ -144,3 +144,9 @@ def _write_json(path: Path, value: object) -> None:
         json.dump(value, file)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _faults(encoded: Encoded) -> dict[str, object]:
+    """What a reader of the shard should know about how a clip was made."""
+    cut = {"cut": True} if encoded.cut else {}
+    return cut if encoded.note is None else {**cut, "damaged": encoded.note}

@@ -11,6 +11,7 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.context import ForkServerContext
 
 import torch
@@ -28,13 +29,21 @@ def forkserver_context(*preload: str) -> ForkServerContext:
 
 
 @contextlib.contextmanager
-def no_main_module() -> Iterator[None]:
-    """Hides `__main__` while workers start: they would import it again, with all that it imports."""
+def starting_workers() -> Iterator[None]:
+    """Hides `__main__` and blocks SIGTERM while the fork server and its workers start.
+
+    They would import the main module again, with all that it imports. And launchers send SIGTERM to the whole tree of
+    processes to end a job: the parent finishes its step first and still needs its workers, which inherit the blocked
+    signal and go when the parent goes.
+    """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
+    resource_tracker.ensure_running()  # now: starting it later would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         sys.modules["__main__"] = main
 
 

@@ -106,7 +106,8 @@ class Trainer:
         return Outcome.DONE
 
     def close(self) -> None:
-        """Let the hooks put away what they hold; after errors, too."""
+        """Let the loader and the hooks put away what they hold; after errors, too."""
+        self._stepper.close()
         self.fire("on_close")
 
     def fire(self, moment: str, *args: Any) -> None:

@@ -92,6 +92,12 @@ class Stepper:
         self._world = world
         self._num_not_finite = 0
 
+    def close(self) -> None:
+        """End the loader's worker processes."""
+        close = getattr(self._batches, "close", None)
+        if close is not None:
+            close()
+
     def run(self, step: int, *, samples: int, stop: bool) -> StepResult:
         """Take one optimizer step.
 

@@ -64,6 +64,19 @@ def test_a_killed_worker_is_an_error_not_a_hang(index):
     assert wait_gone(pids, 5) == []
 
 
+def test_sigterm_to_the_whole_tree_leaves_the_batches_coming(index):
+    """Launchers end a job so; the rank finishes its step first."""
+    batches = train_batches(index, plan=PLAN)
+    next(batches)
+    workers = worker_pids(psutil.Process())
+    for child in psutil.Process().children(recursive=True):
+        child.terminate()
+    for _ in range(20):
+        next(batches)
+    batches.close()
+    assert wait_gone(workers, 5) == []
+
+
 @pytest.mark.parametrize(("workers", "words"), [(0, "unhashable"), (2, "worker process 0.*unhashable")])
 def test_a_worker_that_raises_is_named(index, workers, words):
     broken = replace(PLAN, caption_key=[], workers=workers)
