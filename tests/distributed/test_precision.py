@@ -24,7 +24,7 @@ def train(stage: int, precision: str, weights: Path, silent: bool = False) -> di
     get_accelerator().is_fp16_supported = lambda: True
     rank, world = rank_and_size()
     config = zc.ds_config(stage, micro_batch=LOCAL, world=world, precision=precision)
-    # Large enough to be seen in bf16, which stage 0 keeps no other copy of.
+    # Large enough to be seen in the bf16 weights: at stage 0 DeepSpeed shows no others.
     config["optimizer"]["params"]["lr"] = 1e-2
     model = zc.build(config, fused=True, weights=weights)
     engine = zc.initialise(model, config)

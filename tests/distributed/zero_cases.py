@@ -80,7 +80,7 @@ def ds_config(stage: int, *, micro_batch: int, world: int, precision: str = "fp3
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.0, "torch_adam": True}},
         "zero_optimization": {"stage": stage, **zero},
         "bf16": {"enabled": precision == "bf16"},
-        "fp16": {"enabled": precision == "fp16", "initial_scale_power": 10},
+        "fp16": {"enabled": precision == "fp16", "initial_scale_power": 6, "hysteresis": 1},
         "zero_allow_untested_optimizer": True,
     }
 
