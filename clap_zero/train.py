@@ -1,6 +1,6 @@
 """What `-m clap_zero.train` runs: parse, preflight, build, fit, close.
 
-Light at import: the loader's worker processes import this module again, as the main module of their parent.
+Light at import: nothing that takes time comes before the process above this one is known.
 """
 
 from __future__ import annotations
@@ -16,115 +16,112 @@ from clap_zero.errors import EXIT_STOPPED, ClapZeroError, ConfigError, LaunchErr
 if TYPE_CHECKING:
     from clap_zero.hooks.watchdog import Watchdog
 
+PARENT = os.getppid()
+"""The process that started this one. Read first of all: it may die while the libraries are imported."""
+
 YIELD_TO_CAUSE_S = 3.0
 """A rank that only lost its peers ends this much later, so that the launcher reports the exit code of the cause."""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Train, and return the exit code.
+def run_and_exit(argv: list[str] | None = None) -> None:
+    """Train, say in one line what went wrong, and end the process with the exit code of its kind.
 
     Args:
         argv: Command line without the program's name; None takes the process's own.
     """
+    from clap_zero.distributed.world import report_exit_code
     from clap_zero.hooks.watchdog import Watchdog
 
-    watchdog = Watchdog().start()
+    report_exit_code(None)
     try:
-        return _run(sys.argv[1:] if argv is None else argv, watchdog)
-    finally:
-        watchdog.close()
+        code = _run(sys.argv[1:] if argv is None else argv, Watchdog(parent=PARENT).start())
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0
+    except Exception as error:  # noqa: BLE001
+        # The boundary of the process: whatever it is, it is shown, and the process must end.
+        code = _report(error)
+    report_exit_code(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: what libraries do at exit (waiting for uploads or for a dead peer) must not keep a rank alive.
+    os._exit(code)
 
 
 def _run(argv: list[str], watchdog: Watchdog) -> int:
+    """The run from its command line to its exit code; errors before the first step are raised."""
     from clap_zero.config.load import parse_command_line
     from clap_zero.distributed import world as ranks
 
     # 1. The command line: nothing is started for a command that cannot run.
-    command = parse_command_line(argv, has_gpu="--help" not in argv and ranks.has_gpu())
+    asks_for_help = not {"--help", "-h"}.isdisjoint(argv)
+    command = parse_command_line(argv, has_gpu=not asks_for_help and ranks.has_gpu())
 
     # 2. All ranks meet.
     world = ranks.init_distributed(timeout_s=command.run.distributed.timeout_s)
-    try:
-        # 3. Everything that can be known before a model is built is checked.
-        from clap_zero.training.prepare import prepare
 
-        prepared = prepare(command, world=world)
-        if prepared is None:
-            return 0
-        settled, lock = prepared
-        # 4. The model, the data and the hooks are made and joined.
-        from clap_zero.training.loop import Outcome
-        from clap_zero.training.setup import build
+    # 3. Everything that can be known before a model is built is checked.
+    from clap_zero.training.prepare import prepare
 
-        trainer = build(settled, world=world, stop_requested=watchdog.stop_requested)
-        # 5. Train.
-        try:
-            outcome = trainer.fit()
-        finally:
-            trainer.close()
-        # 6. Close.
-        if outcome is Outcome.STOPPED:
-            return EXIT_STOPPED
-        if world.is_main:
-            settled.directory.mark_finished(trainer.state.step)
-        lock.release()
-        return 0
-    finally:
+    prepared = prepare(command, world=world)
+    if prepared is None:
         ranks.teardown()
+        return 0
+    settled, lock = prepared
 
+    # 4. The model, the data and the hooks are made and joined.
+    from clap_zero.training.loop import Outcome
+    from clap_zero.training.setup import build
 
-def run_and_exit(argv: list[str] | None = None) -> None:
-    """Run `main`, say in one line what went wrong, and end the process with the exit code of its kind."""
-    from clap_zero.distributed.world import is_rank_0, report_exit_code
+    trainer = build(settled, world=world, stop_requested=watchdog.stop_requested)
 
-    report_exit_code(None)
-    code = 1
+    # 5. Train.
     try:
-        code = main(argv)
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 1
-    except ClapZeroError as error:
-        code = error.exit_code
-        # A wrong configuration is the same on all ranks; rank 0 says it.
-        if not (error.reported_elsewhere or (isinstance(error, ConfigError) and not is_rank_0())):
-            _say(f"error: {error}")
-    except KeyboardInterrupt:
-        code = 130
+        outcome = trainer.fit()
     except Exception as error:  # noqa: BLE001
-        # The boundary of the process: whatever it is, it is shown whole, and the process must end.
-        if _is_lost_contact(error):
-            _say(
-                f"error: lost contact with the other ranks ({_first_line(error)}); another rank's message has the cause"
-            )
-            time.sleep(YIELD_TO_CAUSE_S)
-            code = LaunchError.exit_code
-        else:
-            traceback.print_exc()
-    report_exit_code(code)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if code not in (0, EXIT_STOPPED):
-        # Threads of libraries (collectives that wait for a dead peer, loaders) must not keep a failed rank alive.
-        os._exit(code)
-    sys.exit(code)
+        # Said before anything is closed: that may wait for the network.
+        code = _report(error)
+        trainer.close()
+        return code
+
+    # 6. Close.
+    trainer.close()
+    if outcome is Outcome.DONE and world.is_main:
+        settled.directory.mark_finished(trainer.state.step)
+    lock.release()
+    ranks.teardown()
+    return 0 if outcome is Outcome.DONE else EXIT_STOPPED
 
 
-def _say(text: str) -> None:
-    from clap_zero.distributed.world import describe_process
+def _report(error: Exception) -> int:
+    """Say what went wrong, once for the job where all ranks know it.
+
+    Returns:
+        The exit code of its kind.
+    """
+    from clap_zero.distributed.world import describe_process, speaks_for_host
 
     where = describe_process()
-    print(f"clap_zero{f' [{where}]' if where else ''}: {text}", file=sys.stderr)
+    prefix = f"clap_zero{f' [{where}]' if where else ''}: error: "
+    if isinstance(error, ClapZeroError):
+        # A wrong configuration is the same for all ranks of a host.
+        if not (error.reported_elsewhere or (isinstance(error, ConfigError) and not speaks_for_host())):
+            print(f"{prefix}{error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    if _is_lost_contact(error):
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        text = f"{prefix}lost contact with the other ranks ({reason}); another rank's message has the cause"
+        print(text, file=sys.stderr, flush=True)
+        time.sleep(YIELD_TO_CAUSE_S)
+        return LaunchError.exit_code
+    traceback.print_exception(error)
+    return 1
 
 
-def _is_lost_contact(error: BaseException) -> bool:
+def _is_lost_contact(error: Exception) -> bool:
     """Whether an error of a collective says no more than that another rank is gone."""
     text = f"{type(error).__name__} {error}"
     signs = ("Connection closed by peer", "Connection reset by peer", "DistBackendError", "DistNetworkError", "gloo")
-    return any(sign in text for sign in signs)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
 
 
 if __name__ == "__main__":

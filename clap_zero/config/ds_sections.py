@@ -125,6 +125,17 @@ def refuse_unsupported(ds: Mapping[str, Any]) -> None:
     for path in ("hybrid_engine.enabled", "data_efficiency.enabled", "autotuning.enabled", "expert_parallel.enabled"):
         if lookup(ds, path):
             faults.append(f"{path} true is not supported by this trainer: remove the section")
+    if lookup(ds, "managed_gradient_accumulation") is False:
+        faults.append(
+            "managed_gradient_accumulation false would make each micro batch an optimizer step: remove the key"
+        )
+    if lookup(ds, "checkpoint.load_universal"):
+        faults.append("checkpoint.load_universal true is not supported: runs save and load their own checkpoints")
+    if lookup(ds, "activation_checkpointing.contiguous_memory_optimization"):
+        faults.append(
+            "activation_checkpointing.contiguous_memory_optimization needs checkpoints of one size, and the stages of "
+            "the audio tower have four: set it to false"
+        )
     if faults:
         raise ConfigError("\n".join(faults))
 
@@ -224,12 +235,6 @@ def settle_activation_checkpointing(ds: dict[str, Any], *, device_type: str, not
     section = ds.get("activation_checkpointing")
     if section is None:
         return False
-    has_both = section.get("partition_activations") is True and "number_checkpoints" in section
-    if section.get("contiguous_memory_optimization") is True and not has_both:
-        raise ConfigError(
-            "activation_checkpointing.contiguous_memory_optimization needs partition_activations true and "
-            "number_checkpoints: set both, or set it to false"
-        )
     if section.get("cpu_checkpointing") is True and device_type == "cpu":
         section["cpu_checkpointing"] = False
         notes.append("activation_checkpointing.cpu_checkpointing is left off: the activations are in CPU memory anyway")

@@ -76,7 +76,7 @@ class DataSection(Section):
     shuffle_shards: int = _key(16, "shards whose samples are mixed with each other", "shards", gt=0)
     caption_key: Text = _key("text", "member of the sample's JSON that holds its caption or list of captions", "-")
     max_bad_fraction: float = _key(
-        0.05, "stop when more than this share of the samples is unusable", "share", ge=0, le=1
+        0.05, "stop when more than this share of an epoch (and of a few at least) is unusable", "share", ge=0, le=1
     )
 
     @field_validator("train", "val", mode="before")
@@ -145,7 +145,7 @@ class CheckpointSection(Section):
 class LogSection(Section):
     """How often a step is shown."""
 
-    every_steps: int = _key(1, "steps between two lines on the console and in W&B", "optimizer steps", gt=0)
+    every_steps: int = _key(1, "steps between two lines on the console", "optimizer steps", gt=0)
 
 
 class WandbSection(Section):

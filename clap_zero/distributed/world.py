@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import socket
 from collections import Counter
@@ -17,7 +18,7 @@ from pathlib import Path
 import torch
 
 from clap_zero.distributed import collectives
-from clap_zero.errors import ConfigError, LaunchError
+from clap_zero.errors import LaunchError
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def read_launch_environment() -> LaunchEnvironment:
             rank=_variable("SLURM_PROCID", 0),
             size=_variable("SLURM_NTASKS", 1),
             local_rank=_variable("SLURM_LOCALID", 0),
-            local_size=int(os.environ.get("SLURM_NTASKS_PER_NODE", "1").split("(")[0]),
+            local_size=_slurm_local_size(),
         )
     else:
         size = _variable("WORLD_SIZE", 1)
@@ -209,9 +210,14 @@ def report_exit_code(code: int | None) -> None:
         Path(folder, f"rank{_rank_as_text()}").write_text("running\n" if code is None else f"{code}\n")
 
 
-def is_rank_0() -> bool:
-    """Whether this process speaks for the job, also before the ranks have met."""
-    return _rank_as_text() == "0"
+def speaks_for_host() -> bool:
+    """Whether this process says what all ranks of its host know, also before the ranks have met."""
+    return (os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0") == "0"
+
+
+def was_launched() -> bool:
+    """Whether a launcher started this process, and not a shell. Ask before `init_distributed`, which completes RANK."""
+    return "RANK" in os.environ or "SLURM_STEP_ID" in os.environ
 
 
 def describe_process() -> str:
@@ -258,6 +264,19 @@ def _variable(name: str, default: int) -> int:
         raise LaunchError(f"the environment variable {name} is {value!r}, not a whole number") from None
 
 
+def _slurm_local_size() -> int:
+    """Ranks on this host: srun says "8(x2),4" for two hosts of 8 and one of 4."""
+    counts: list[int] = []
+    for part in (os.environ.get("SLURM_STEP_TASKS_PER_NODE") or "1").split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise LaunchError(
+                f"SLURM_STEP_TASKS_PER_NODE is {os.environ['SLURM_STEP_TASKS_PER_NODE']!r}: not understood"
+            )
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts[min(_variable("SLURM_NODEID", 0), len(counts) - 1)]
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -266,17 +285,3 @@ def _free_port() -> int:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def boolean_variable(name: str) -> bool:
-    """A switch from the environment: 1, true, yes, on or 0, false, no, off.
-
-    Raises:
-        ConfigError: The value is something else.
-    """
-    value = os.environ.get(name, "").strip().lower()
-    if value in ("", "0", "false", "no", "off"):
-        return False
-    if value in ("1", "true", "yes", "on"):
-        return True
-    raise ConfigError(f"the environment variable {name} is {value!r}: set it to 1 or 0")

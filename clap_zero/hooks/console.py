@@ -45,8 +45,6 @@ class ConsoleHook(Hook):
             self._bar.update(result.step - self._bar.n)
         elif result.step % self._every_steps == 0 or result.step in (1, trainer.plan.max_steps):
             self._print_line(trainer, result)
-        for key, reason in result.skipped:
-            self._say(f"skipped {key}: {reason}")
 
     def on_epoch_end(self, trainer: Trainer, epoch: int) -> None:
         self._say(f"epoch {epoch} ends at step {trainer.state.step}")

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 
 from clap_zero.audio.features import ClapFeatures
 from clap_zero.data.batch import EvalBatch
+from clap_zero.distributed import collectives
+from clap_zero.errors import CheckpointError
 from clap_zero.evaluation.runner import evaluate, mark_best, write_result
 from clap_zero.training.hooks import Hook
 from clap_zero.training.loop import Trainer
@@ -29,22 +31,30 @@ class EvaluateHook(Hook):
         self._last_step: int | None = None
 
     def on_start(self, trainer: Trainer) -> None:
-        if trainer.state.step == 0:
+        # Also what a kill took: the checkpoint of a step is written before its evaluation.
+        path = trainer.run_dir / "eval" / f"step-{trainer.state.step}.json"
+        if self._is_due(trainer.state.step) and not collectives.broadcast_object(path.exists()):
             self._evaluate(trainer)
 
     def on_step(self, trainer: Trainer, result: StepResult) -> None:
-        if self._every_steps is not None and result.step % self._every_steps == 0:
+        if self._is_due(result.step):
             self._evaluate(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
         if self._last_step != trainer.state.step:
             self._evaluate(trainer)
 
+    def _is_due(self, step: int) -> bool:
+        return step == 0 or (self._every_steps is not None and step % self._every_steps == 0)
+
     def _evaluate(self, trainer: Trainer) -> None:
         result = evaluate(trainer.engine.deepspeed, self._batches(), self._features, device=trainer.world.device)
         self._last_step = trainer.state.step
         if trainer.world.is_main:
-            write_result(trainer.run_dir, trainer.state.step, result)
-            mark_best(trainer.run_dir)
+            try:
+                write_result(trainer.run_dir, trainer.state.step, result)
+                mark_best(trainer.run_dir)
+            except (OSError, CheckpointError) as error:
+                print(f"clap_zero: warning: the evaluation is not on record: {error}; training goes on", flush=True)
         counts = {"num_clips": result.num_clips, "num_captions": result.num_captions}
         trainer.fire("on_evaluate", result.metrics | counts)

@@ -91,7 +91,7 @@ class LineFile:
         if self._file is None:
             return
         try:
-            self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
             self._file.flush()
         except OSError as error:
             print(f"clap_zero: warning: {self._path} cannot be written ({error.strerror}); training goes on without it")

@@ -9,23 +9,29 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from clap_zero.distributed.world import report_exit_code
+from clap_zero.distributed.world import report_exit_code, was_launched
 from clap_zero.errors import LaunchError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 POLL_S = 0.5
+STOP_GRACE_S = 30.0
+"""How long a rank that a signal asked to stop may go on without its launcher: launchers kill after as much."""
 
 
 class Watchdog:
-    """Remembers the first signal; ends the process at the second, or when the process above it has died."""
+    """Remembers the first signal; ends the process at a second Ctrl-C, or when the launcher above it has died."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, parent: int) -> None:
+        """Args:
+        parent: The process that started this one, as it was when this one began.
+        """
         self._signal: str | None = None
-        self._closed = threading.Event()
-        self._ancestors = _launcher_ancestors()
+        self._signal_time = 0.0
+        self._ancestors = _launcher_ancestors(parent) if was_launched() else []
         self._thread = threading.Thread(target=self._watch, name="clap_zero-watchdog", daemon=True)
         self._pipe: tuple[int, int] | None = None
 
@@ -45,24 +51,15 @@ class Watchdog:
         """Name of the signal that asked this process to stop, None without one."""
         return self._signal
 
-    def close(self) -> None:
-        """Stop watching; signals end the process again as usual."""
-        self._closed.set()
-        self._thread.join()
-        signal.set_wakeup_fd(-1)
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
-        if self._pipe is not None:
-            for end in self._pipe:
-                os.close(end)
-            self._pipe = None
-
     def _watch(self) -> None:
-        while not self._closed.wait(POLL_S):
+        while True:
+            time.sleep(POLL_S)
             self._read_signals()
-            for pid, is_alive in self._ancestors:
-                if not is_alive():
-                    _leave(f"the launcher (process {pid}) is gone, so this rank ends")
+            gone = next((pid for pid, is_alive in self._ancestors if not is_alive()), None)
+            # Ctrl-C takes the `deepspeed` command with it: the ranks still finish their step and save.
+            stopping = self._signal is not None and time.monotonic() < self._signal_time + STOP_GRACE_S
+            if gone is not None and not stopping:
+                _leave(f"the launcher (process {gone}) is gone, so this rank ends")
 
     def _read_signals(self) -> None:
         assert self._pipe is not None
@@ -75,7 +72,7 @@ class Watchdog:
                 continue
             name = signal.Signals(number).name
             if self._signal is None:
-                self._signal = name
+                self._signal, self._signal_time = name, time.monotonic()
             elif number == signal.SIGINT:
                 _leave(f"a second {name} ends this rank at once; the last complete checkpoint is intact")
 
@@ -89,13 +86,12 @@ def _leave(reason: str) -> None:
         os._exit(LaunchError.exit_code)
 
 
-def _launcher_ancestors() -> list[tuple[int, Callable[[], bool]]]:
+def _launcher_ancestors(parent: int) -> list[tuple[int, Callable[[], bool]]]:
     """The processes that must live for this one to go on.
 
-    Always the parent. Above DeepSpeed's launch.py also the `deepspeed` command itself, because launch.py survives it.
-    No shell or terminal above those: a run that was sent to the background outlives them.
+    The launcher that is the parent; above DeepSpeed's launch.py also the `deepspeed` command, because launch.py
+    survives it. No shell or terminal above those: a run that was sent to the background outlives them.
     """
-    parent = os.getppid()
     watched: list[tuple[int, Callable[[], bool]]] = [(parent, lambda: os.getppid() == parent)]
     if "deepspeed.launcher.launch" in _command_line(parent):
         grandparent = _parent_of(parent)

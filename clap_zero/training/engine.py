@@ -21,7 +21,7 @@ class Engine:
         deepspeed: The engine that `deepspeed.initialize` returned.
     """
 
-    def __init__(self, model: nn.Module, *, resolved: ResolvedDeepSpeed, weight_decay: float, world: World) -> None:
+    def __init__(self, model: nn.Module, *, resolved: ResolvedDeepSpeed, world: World) -> None:
         """Hand the model to DeepSpeed.
 
         Collective: all ranks must call.
@@ -29,14 +29,12 @@ class Engine:
         Args:
             model: What `clap_zero.model.clap.build_model` returned.
             resolved: The checked DeepSpeed configuration.
-            weight_decay: Decay of weight matrices; biases, norms, scales and position biases have none.
             world: The ranks.
         """
         import deepspeed
 
         deepspeed.utils.logger.setLevel(logging.WARNING)
-        optimizer = resolved.config.get("optimizer", {}).get("params", {})
-        groups = parameter_groups(model, weight_decay=optimizer.get("weight_decay", weight_decay))
+        groups = parameter_groups(model, weight_decay=resolved.config["optimizer"]["params"]["weight_decay"])
         self.deepspeed, _, _, self._json_scheduler = deepspeed.initialize(
             model=model, model_parameters=groups, config=resolved.config, dist_init_required=False
         )
@@ -82,8 +80,15 @@ class Engine:
             Whether the weights were updated: False between boundaries and when a gradient overflowed.
 
         Raises:
-            DivergedError: The fp16 loss scale fell to its minimum and the gradients still overflow.
+            DivergedError: The fp16 loss scale fell to its minimum and the gradients still overflow; or a gradient is
+                not a number where DeepSpeed would not look (stage 0, fp32). The weights are as they were.
         """
+        at_boundary = self.deepspeed.is_gradient_accumulation_boundary()
+        if self._norm_is_ours and at_boundary and self.grad_norm is None:
+            raise DivergedError(
+                "the gradients are not finite: the weights were left as they are; lower the learning rate, or look at "
+                "the data of this step with --data.log_keys"
+            )
         try:
             self.deepspeed.step()
         except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +90,7 @@ class Trainer:
         """
         self.fire("on_start")
         while self.state.step < self.plan.max_steps:
-            result = self._stepper.run(
-                self.state.step + 1, samples=self.state.samples, stop=self._stop_requested() is not None
-            )
+            result = self._stepper.run(self.state.step + 1, samples=self.state.samples)
             position = self._position_after(result.epoch)
             self.state = replace(
                 self.state, step=result.step, samples=result.samples, epoch=position.epoch, offset=position.offset
@@ -106,9 +105,13 @@ class Trainer:
         return Outcome.DONE
 
     def close(self) -> None:
-        """Let the loader and the hooks put away what they hold; after errors, too."""
-        self._stepper.close()
-        self.fire("on_close")
+        """Let the loader and the hooks put away what they hold; after errors, too. Never raises."""
+        for close in (self._stepper.close, *(partial(hook.on_close, self) for hook in self._hooks)):
+            try:
+                close()
+            except Exception as error:  # noqa: BLE001
+                # One that fails must not keep the others open, nor hide the error that ended the run.
+                print(f"clap_zero: warning: closing failed: {type(error).__name__}: {error}", flush=True)
 
     def fire(self, moment: str, *args: Any) -> None:
         """Tell all hooks of a moment, in order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -51,7 +52,7 @@ def step_line(result: Any, *, attempt: int) -> dict[str, Any]:
         "step": result.step,
         "epoch": result.epoch,
         "samples": result.samples,
-        "loss": result.loss,
+        "loss": result.loss if math.isfinite(result.loss) else None,
         "learning_rate": result.learning_rate,
         "grad_norm": result.grad_norm,
         "logit_scale": result.logit_scale,

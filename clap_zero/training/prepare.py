@@ -19,7 +19,7 @@ from clap_zero.data.index import ShardIndex, load_index
 from clap_zero.data.partition import steps_per_epoch
 from clap_zero.distributed import collectives
 from clap_zero.distributed.world import World, memory_bytes, supported_precisions
-from clap_zero.errors import ClapZeroError, ConfigError, DataError
+from clap_zero.errors import ClapZeroError, ConfigError, DataError, LaunchError
 from clap_zero.training.loop import Plan
 from clap_zero.training.run_directory import RunDirectory, RunLock
 
@@ -50,6 +50,11 @@ class Settled:
     plan: Plan
     attempt: int
     resume_from: Path | None
+
+    @property
+    def resumes_itself(self) -> bool:
+        """Whether the checkpoint to load is this run's own, and not another's."""
+        return self.resume_from is not None and self.resume_from.parent == self.directory.checkpoints_path
 
     @property
     def directory(self) -> RunDirectory:
@@ -100,6 +105,8 @@ def on_main(world: World, function: Callable[[], T]) -> T:
             result = function()
         except ClapZeroError as raised:
             error = raised
+        except OSError as raised:
+            error = LaunchError(f"{raised.filename or 'the run directory'}: {raised.strerror or raised}")
     result, error = collectives.broadcast_object((result, error))
     if error is not None:
         error.reported_elsewhere = not world.is_main

@@ -1,10 +1,11 @@
 """The directory of a run: its lock, the configuration that it was started with, and whether it is finished.
 
-Used by rank 0, except for the lock, which every rank of the host holds.
+Used by rank 0, except for the lock, which every rank of the job holds.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -20,9 +21,13 @@ from clap_zero.errors import ConfigError, LaunchError
 
 VOLATILE_KEYS = (
     *("resume", "force", "run_dir", "ds_config", "wandb", "log", "checkpoint", "evaluate", "distributed"),
-    *("data.workers", "data.log_keys"),
+    *("data.workers", "data.log_keys", "data.val"),
 )
 """What may differ between two starts of one run: none of it changes what is learnt. A section stands for its keys."""
+
+
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+"""What file systems without locks answer: some NFS mounts, Lustre without -o flock, object stores."""
 
 
 class RunLock:
@@ -51,7 +56,12 @@ class RunLock:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except BlockingIOError:
+            except OSError as error:
+                if error.errno in NO_LOCKS:
+                    print(f"clap_zero: warning: {self._path}: no file locks here; let only one job use this directory")
+                    break
+                if error.errno not in (errno.EAGAIN, errno.EACCES):
+                    raise
                 if time.monotonic() > deadline:
                     self._file.seek(0)
                     holder = self._file.read().strip() or "an unknown process"
@@ -71,7 +81,9 @@ class RunLock:
             self._file = self._path.open("a+")
         try:
             fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                return
             self.release()
             raise LaunchError(f"another job took {self._path.parent} at this moment: give another --run_dir") from None
 
@@ -116,8 +128,8 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def recorded_ds_config(self) -> dict[str, Any] | None:
-        """The DeepSpeed configuration that the run was started with, None for a new run."""
-        return self._read_json("ds_config.json")
+        """The DeepSpeed configuration that the run took its steps with, None before the first."""
+        return self._read_json("ds_config.json") if self.has_trained() else None
 
     def finished_step(self) -> int | None:
         """The last step of a finished run, None while it is not finished."""
@@ -126,6 +138,11 @@ class RunDirectory:
 
     def mark_finished(self, step: int) -> None:
         self._write("finished.json", json.dumps({"step": step}) + "\n")
+
+    def has_trained(self) -> bool:
+        """Whether a step was taken or a checkpoint written."""
+        has_steps = any("loss" in line for line in read_jsonl(self.metrics_path))
+        return has_steps or any(self.checkpoints_path.glob("step-*"))
 
     def next_attempt(self) -> int:
         """1 for the first start, one more for each later one."""
@@ -145,12 +162,16 @@ class RunDirectory:
             ConfigError: Something that matters differs; the message is the difference.
         """
         old_run = self._read_yaml("config.yaml")
-        if old_run is None or force:
+        # A run that has not taken a step yet may still be corrected.
+        if old_run is None or force or not self.has_trained():
             return
         differences = [
             *diff_configs(old_run, run, ignore=VOLATILE_KEYS),
             *(f"ds.{line}" for line in diff_configs(self.recorded_ds_config() or {}, ds)),
-            *(f"data on disk: {line}" for line in diff_configs(self._read_json("data.json") or {}, data)),
+            *(
+                f"data on disk: {line}"
+                for line in diff_configs(self._read_json("data.json") or {}, data, ignore=("val",))
+            ),
         ]
         if differences:
             raise ConfigError(
@@ -161,9 +182,9 @@ class RunDirectory:
 
     def record(self, *, run: str, ds: dict[str, Any], data: dict[str, Any]) -> None:
         """Write the resolved configuration; a run can be started again from it."""
-        self._write("config.yaml", run)
-        self._write("ds_config.json", json.dumps(ds, indent=2) + "\n")
         self._write("data.json", json.dumps(data, indent=2) + "\n")
+        self._write("ds_config.json", json.dumps(ds, indent=2) + "\n")
+        self._write("config.yaml", run)  # last: when it is there, all three are
 
     def set_aside(self) -> Path:
         """Move the whole directory out of the way; nothing is deleted.

@@ -57,12 +57,12 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
         ds_config=resolved.config,
         device=world.device,
     )
+    config = feature_config(model.config, pretrained, truncation=run.data.truncation)
     enable_activation_checkpointing(model, resolved.config)
-    engine = Engine(model, resolved=resolved, weight_decay=run.train.weight_decay, world=world)
+    engine = Engine(model, resolved=resolved, world=world)
     state = TrainState(0, 0, 0, 0, world_size=world.size, stage=resolved.stage, attempt=0)
     if settled.resume_from is not None:
         state = load(engine.deepspeed, settled.resume_from)
-    config = feature_config(model.config, pretrained, truncation=run.data.truncation)
     features = ClapFeatures(config, device=world.device)
     reading = _reading(settled, features=config, tokenizer=pretrained, world=world)
     stepper = Stepper(
@@ -72,6 +72,7 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
         learning_rate=None if engine.has_json_scheduler else _schedule(settled),
         accumulation=resolved.accumulation,
         seed=run.train.seed,
+        stop_requested=stop_requested,
         world=world,
     )
     return Trainer(
@@ -94,8 +95,6 @@ def _train_plan(settled: Settled, reading: dict[str, Any], *, state: TrainState,
         accumulation=resolved.accumulation,
         position=DataPosition(epoch=state.epoch, offset=state.offset),
         shuffle_shards=run.data.shuffle_shards,
-        max_bad_fraction=run.data.max_bad_fraction,
-        workers=_num_workers(settled, world),
     )
 
 
@@ -111,6 +110,8 @@ def _reading(settled: Settled, *, features: FeatureConfig, tokenizer: str | None
         "max_caption_tokens": run.data.max_caption_tokens,
         "caption_key": run.data.caption_key,
         "max_seconds": run.data.max_seconds,
+        "max_bad_fraction": run.data.max_bad_fraction,
+        "workers": _num_workers(settled, world),
         "pin_memory": world.device.type == "cuda",
     }
 
@@ -165,7 +166,7 @@ def _hooks(
         CheckpointStore(directory.checkpoints_path),
         every_steps=run.checkpoint.every_steps,
         keep=run.checkpoint.keep,
-        last_saved=start_step if settled.resume_from is not None else None,
+        last_saved=start_step if settled.resumes_itself else None,
     )
     if settled.val is not None:
         plan = LoaderPlan(**reading, micro_batch=run.evaluate.batch_size)

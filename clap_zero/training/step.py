@@ -18,6 +18,9 @@ from clap_zero.training.engine import Engine
 from clap_zero.training.metrics import LocalFigures, gather_figures
 from clap_zero.training.seeding import seed_micro_batch
 
+MOST_WASTED_STEPS = 50
+"""Steps in a row without an update after which a run is given up; fp16 needs some to find its loss scale."""
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -39,7 +42,6 @@ class StepResult:
         num_skipped: Unusable samples that were replaced, over all ranks.
         stop_requested: Whether a signal asked some rank to stop.
         keys: Keys of this rank's samples, micro batches in order.
-        skipped: (key, reason) of this rank's unusable samples.
     """
 
     step: int
@@ -57,7 +59,6 @@ class StepResult:
     num_skipped: int
     stop_requested: bool
     keys: tuple[str, ...]
-    skipped: tuple[tuple[str, str], ...]
 
 
 class Stepper:
@@ -72,6 +73,7 @@ class Stepper:
         learning_rate: Callable[[int], float] | None,
         accumulation: int,
         seed: int,
+        stop_requested: Callable[[], str | None],
         world: World,
     ) -> None:
         """Args:
@@ -81,6 +83,7 @@ class Stepper:
         learning_rate: Rate by step; None when the DeepSpeed JSON has a scheduler.
         accumulation: Micro batches per optimizer step.
         seed: Seed of the run.
+        stop_requested: Name of the signal that asked this rank to stop, None without one.
         world: The ranks.
         """
         self._engine = engine
@@ -90,7 +93,8 @@ class Stepper:
         self._accumulation = accumulation
         self._seed = seed
         self._world = world
-        self._num_not_finite = 0
+        self._stop_requested = stop_requested
+        self._num_wasted = 0
 
     def close(self) -> None:
         """End the loader's worker processes."""
@@ -98,7 +102,7 @@ class Stepper:
         if close is not None:
             close()
 
-    def run(self, step: int, *, samples: int, stop: bool) -> StepResult:
+    def run(self, step: int, *, samples: int) -> StepResult:
         """Take one optimizer step.
 
         Collective: all ranks must call.
@@ -106,10 +110,9 @@ class Stepper:
         Args:
             step: Optimizer step, 1-based.
             samples: Pairs seen before it, over all ranks.
-            stop: Whether a signal asked this rank to stop.
 
         Raises:
-            DivergedError: The loss is not a number.
+            DivergedError: The loss is not a number, or no step in a row of many could update the weights.
         """
         started = time.perf_counter()
         if self._learning_rate is not None:
@@ -117,24 +120,25 @@ class Stepper:
         learning_rate = self._engine.learning_rate
         losses: list[Tensor] = []
         keys: list[str] = []
-        skipped: list[tuple[str, str]] = []
+        num_skipped = 0
         wait_s = 0.0
+        updated = False
         for micro_index in range(self._accumulation):
             before = time.perf_counter()
             batch = next(self._batches)
             wait_s += time.perf_counter() - before
-            loss, scale = self._micro_batch(batch, step=step, micro_index=micro_index)
+            loss, scale, updated = self._micro_batch(batch, step=step, micro_index=micro_index)
             losses.append(loss)
             keys += batch.keys
-            skipped += batch.skipped
+            num_skipped += len(batch.skipped)
         loss_value = sum(float(loss) for loss in losses) / len(losses)
         mine = LocalFigures(
             loss=loss_value,
             step_time_s=time.perf_counter() - started,
             data_wait_s=wait_s,
             peak_memory_bytes=peak_memory_bytes(self._world.device),
-            num_skipped=len(skipped),
-            stop=float(stop),
+            num_skipped=num_skipped,
+            stop=float(self._stop_requested() is not None),  # asked now: a launcher waits 30 s, not two steps
         )
         everyone = gather_figures(mine, device=self._world.device)
         num_pairs = len(keys) * self._world.size
@@ -155,16 +159,15 @@ class Stepper:
             num_skipped=int(sum(figures.num_skipped for figures in everyone)),
             stop_requested=any(figures.stop for figures in everyone),
             keys=tuple(keys),
-            skipped=tuple(skipped),
         )
-        self._check_finite(result)
+        self._check_progress(result, updated=updated)
         return result
 
-    def _micro_batch(self, batch: Batch, *, step: int, micro_index: int) -> tuple[Tensor, Tensor]:
+    def _micro_batch(self, batch: Batch, *, step: int, micro_index: int) -> tuple[Tensor, Tensor, bool]:
         """Forward, loss, backward and DeepSpeed's step of one micro batch.
 
         Returns:
-            This rank's share of the loss () and the logit scale (), detached.
+            This rank's share of the loss () and the logit scale (), detached; whether the weights were updated.
         """
         device = self._world.device
         batch = batch.to(device, non_blocking=True)
@@ -178,19 +181,23 @@ class Stepper:
         )
         loss = contrastive_loss(output.audio_embeds, output.text_embeds, output.logit_scale)
         self._engine.backward(loss)
-        self._engine.step()
-        return loss.detach(), output.logit_scale.detach()
+        updated = self._engine.step()
+        return loss.detach(), output.logit_scale.detach(), updated
 
-    def _check_finite(self, result: StepResult) -> None:
-        """A loss that is not a number ends the run, on all ranks alike; fp16 may first lower its loss scale."""
-        if math.isfinite(result.loss):
-            self._num_not_finite = 0
-            return
-        self._num_not_finite += 1
-        patience = 1 if self._engine.loss_scale is None else 50
-        if self._num_not_finite >= patience:
+    def _check_progress(self, result: StepResult, *, updated: bool) -> None:
+        """A run that cannot learn any more ends, on all ranks alike; fp16 may first lower its loss scale."""
+        finite = math.isfinite(result.loss)
+        self._num_wasted = 0 if updated and finite else self._num_wasted + 1
+        advice = (
+            "the last complete checkpoint is intact. Lower --train.learning_rate or raise --train.warmup_steps, and "
+            "start again in another --run_dir"
+        )
+        if not finite and self._engine.loss_scale is None:
             raise DivergedError(
-                f"step {result.step} has loss {result.loss} (learning rate {result.learning_rate:g}): the weights "
-                "are lost, the last complete checkpoint is intact. Lower --train.learning_rate or raise "
-                "--train.warmup_steps, and start again in another --run_dir"
+                f"step {result.step} has loss {result.loss} (learning rate {result.learning_rate:g}); {advice}"
+            )
+        if self._num_wasted >= MOST_WASTED_STEPS:
+            raise DivergedError(
+                f"the gradients of the last {self._num_wasted} steps, up to step {result.step}, were not finite, so no "
+                f"weight has moved; {advice}"
             )

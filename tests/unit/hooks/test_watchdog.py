@@ -11,9 +11,10 @@ import pytest
 
 # A main thread that sits in C and never returns to Python, as one that waits in a collective does.
 STUCK = """
-import sys, threading, time
+import os, sys, threading, time
+parent = int(os.environ.get("PARENT") or os.getppid())
 from clap_zero.hooks.watchdog import Watchdog
-watchdog = Watchdog().start()
+watchdog = Watchdog(parent=parent).start()
 print("ready", flush=True)
 def report():
     while not watchdog.stop_requested():
@@ -33,8 +34,22 @@ child.wait()
 """
 
 
-def start(*command: str) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(*command: str, **variables: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", *command],
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end(process: subprocess.Popen) -> None:
+    """Kill a process whose child lives on and keeps its pipes open."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdout, process.stderr):
+        pipe.close()
 
 
 def is_alive(pid: int) -> bool:
@@ -77,7 +92,7 @@ def test_a_second_interrupt_ends_the_process_at_once() -> None:
 
 
 def test_a_rank_ends_when_its_launcher_was_killed() -> None:
-    parent = start(PARENT, STUCK)
+    parent = start(PARENT, STUCK, RANK="0")
     assert parent.stdout is not None
     word, pid = parent.stdout.readline().split()
     assert word == "ready" and is_alive(int(pid))
@@ -86,23 +101,30 @@ def test_a_rank_ends_when_its_launcher_was_killed() -> None:
     assert wait_until_gone(int(pid), 5), "the orphan lives on"
 
 
-def test_close_gives_the_signals_back() -> None:
-    script = (
-        "import os, signal\nfrom clap_zero.hooks.watchdog import Watchdog\nWatchdog().start().close()\n"
-        "os.kill(os.getpid(), signal.SIGTERM)\n"
-    )
-    process = start(script)
-    process.communicate(timeout=20)
-    assert process.returncode == -signal.SIGTERM
+def test_a_run_that_a_shell_started_outlives_it() -> None:
+    parent = start(PARENT, STUCK)
+    assert parent.stdout is not None
+    word, pid = parent.stdout.readline().split()
+    assert word == "ready"
+    end(parent)
+    assert not wait_until_gone(int(pid), 2), "no launcher was there, so none can be missed"
+    os.kill(int(pid), signal.SIGKILL)
 
 
-def test_the_wakeup_pipe_is_put_away() -> None:
-    script = (
-        "import os\nfrom clap_zero.hooks.watchdog import Watchdog\n"
-        "before = len(os.listdir('/proc/self/fd'))\nWatchdog().start().close()\n"
-        "assert len(os.listdir('/proc/self/fd')) == before\n"
-    )
-    process = start(script)
+def test_a_parent_that_died_during_the_start_is_missed() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    process = start(STUCK, RANK="0", PARENT=str(gone.pid))
     _, stderr = process.communicate(timeout=20)
-    assert process.returncode == 0, stderr
-    assert os.getpid() != process.pid
+    assert process.returncode == 5 and f"process {gone.pid}) is gone" in stderr
+
+
+def test_a_rank_that_was_asked_to_stop_may_finish_without_its_launcher() -> None:
+    """Ctrl-C ends the `deepspeed` command at once; the ranks still write their checkpoint."""
+    parent = start(PARENT, STUCK, RANK="0")
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline().split()[1])
+    os.kill(pid, signal.SIGINT)
+    end(parent)
+    assert not wait_until_gone(pid, 2)
+    os.kill(pid, signal.SIGKILL)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import subprocess
@@ -74,6 +75,7 @@ def recorded(tmp_path: Path) -> RunDirectory:
         ds={"zero_optimization": {"stage": 2}},
         data={"train": {"fingerprint": "a"}},
     )
+    directory.metrics_path.write_text('{"step": 1, "loss": 2.0}\n')
     return directory
 
 
@@ -111,6 +113,38 @@ def test_a_broken_record_is_an_error_and_not_a_new_run(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("train: [")
     with pytest.raises(ConfigError, match=r"config.yaml cannot be read"):
         RunDirectory(tmp_path).check_unchanged(run={}, ds={}, data={}, force=False)
+
+
+def test_a_run_without_a_step_may_still_be_corrected(tmp_path: Path) -> None:
+    directory = recorded(tmp_path)
+    directory.metrics_path.write_text('{"event": "start", "attempt": 1}\n')
+    directory.check_unchanged(run={}, ds={}, data={}, force=False)
+
+
+def test_a_kill_between_the_records_leaves_no_half_run(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    written = sorted(
+        (path.stat().st_mtime_ns, path.name) for path in tmp_path.glob("*.[jy]*") if "jsonl" not in path.name
+    )
+    assert written[-1][1] == "config.yaml", "its presence says that the others are there"
+
+
+def test_held_out_data_may_change(tmp_path: Path) -> None:
+    directory = recorded(tmp_path)
+    data = {"train": {"fingerprint": "a"}, "val": {"fingerprint": "new"}}
+    directory.check_unchanged(**SAME, ds={"zero_optimization": {"stage": 2}}, data=data, force=False)
+
+
+def test_a_file_system_without_locks_is_said_and_used(tmp_path: Path, monkeypatch, capsys) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    lock = RunLock(tmp_path)
+    lock.acquire_alone(wait_s=0)
+    lock.share()
+    lock.release()
+    assert "no file locks here" in capsys.readouterr().out
 
 
 def test_attempts_count_up_and_a_torn_line_is_passed_over(tmp_path: Path) -> None:
