@@ -33,7 +33,6 @@ class SplitWriter:
         self._tar: tarfile.TarFile | None = None
         self._sizes: dict[str, int] = {}
         self._sizes_bytes: dict[str, int] = {}
-        self._offsets: dict[str, list[list[object]]] = {}
         self._rejected = (directory / REJECTED_FILE).open("w", encoding="utf-8")
         self.num_rejected = 0
         self.num_samples = 0
@@ -56,7 +55,7 @@ class SplitWriter:
             self._close_tar()
             name = f"{len(self._sizes)}.tar"
             self._tar = tarfile.open(self.directory / name, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
-            self._sizes[name], self._offsets[name] = 0, []
+            self._sizes[name] = 0
         item = encoded.item
         record = {
             "text": list(item.captions),
@@ -64,11 +63,8 @@ class SplitWriter:
             "original_data": {**item.original, "name": item.name, **_faults(encoded)},
         }
         key = self._key(item.name)
-        audio = self._member(f"{key}.flac", encoded.flac)
-        text = self._member(
-            f"{key}.json", json.dumps(record, ensure_ascii=False, default=str).encode("utf-8", "replace")
-        )
-        self._offsets[name].append([key, *audio, *text])
+        self._add_member(f"{key}.flac", encoded.flac)
+        self._add_member(f"{key}.json", json.dumps(record, ensure_ascii=False, default=str).encode("utf-8", "replace"))
         self._sizes[name] += 1
         self.num_samples += encoded.num_samples
 
@@ -93,9 +89,8 @@ class SplitWriter:
             "num_rejected": self.num_rejected,
             "sample_rate_hz": SAMPLE_RATE_HZ,
             "duration_s": self.num_samples / SAMPLE_RATE_HZ,
-            "columns": ["key", "flac_offset", "flac_size_bytes", "json_offset", "json_size_bytes"],
             "shards": [
-                {"name": name, "num_pairs": self._sizes[name], "size_bytes": size, "members": self._offsets[name]}
+                {"name": name, "num_pairs": self._sizes[name], "size_bytes": size}
                 for name, size in self._sizes_bytes.items()
             ],
         }
@@ -117,14 +112,12 @@ class SplitWriter:
                 os.fsync(file.fileno())
             self._sizes_bytes[path.name] = path.stat().st_size
 
-    def _member(self, name: str, data: bytes) -> tuple[int, int]:
-        """Adds a file; (offset, size) of its bytes. Equal input gives equal tars: no times, no owners."""
+    def _add_member(self, name: str, data: bytes) -> None:
+        """Adds a file. Equal input gives equal tars: no times, no owners."""
         assert self._tar is not None
         info = tarfile.TarInfo(name)
         info.size = len(data)
-        offset = self._tar.offset + tarfile.BLOCKSIZE
         self._tar.addfile(info, io.BytesIO(data))
-        return offset, len(data)
 
     def _key(self, name: str) -> str:
         """A name for the members: safe in every file system and shell, without dots, unique also in lower case."""
@@ -148,5 +141,7 @@ def _write_json(path: Path, value: object) -> None:
 
 def _faults(encoded: Encoded) -> dict[str, object]:
     """What a reader of the shard should know about how a clip was made."""
-    cut = {"cut": True} if encoded.cut else {}
-    return cut if encoded.note is None else {**cut, "damaged": encoded.note}
+    faults: dict[str, object] = {"cut": True} if encoded.cut else {}
+    if encoded.note is not None:
+        faults["damaged"] = encoded.note
+    return faults

@@ -106,7 +106,8 @@ class Trainer:
 
     def close(self) -> None:
         """Let the loader and the hooks put away what they hold; after errors, too. Never raises."""
-        for close in (self._stepper.close, *(partial(hook.on_close, self) for hook in self._hooks)):
+        closing: list[Callable[[], None]] = [self._stepper.close, *(partial(h.on_close, self) for h in self._hooks)]
+        for close in closing:
             try:
                 close()
             except Exception as error:  # noqa: BLE001

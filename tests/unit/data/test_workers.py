@@ -23,8 +23,9 @@ PLAN = LoaderPlan(rank=0, world_size=1, micro_batch=2, features=FeatureConfig("r
 
 
 def worker_pids(process: psutil.Process) -> list[int]:
-    """Grandchildren of a process: its workers are children of its fork server."""
-    return [worker.pid for child in process.children() for worker in child.children()]
+    """Workers of a process: the children of its fork server. Test ranks have children, too, and are none of ours."""
+    servers = [child for child in process.children() if "forkserver" in " ".join(child.cmdline())]
+    return [worker.pid for server in servers for worker in server.children()]
 
 
 def wait_gone(pids: list[int], timeout_s: float) -> list[int]:
@@ -69,8 +70,10 @@ def test_sigterm_to_the_whole_tree_leaves_the_batches_coming(index):
     batches = train_batches(index, plan=PLAN)
     next(batches)
     workers = worker_pids(psutil.Process())
-    for child in psutil.Process().children(recursive=True):
-        child.terminate()
+    for child in psutil.Process().children():
+        if "multiprocessing" in " ".join(child.cmdline()):
+            for one in (child, *child.children(recursive=True)):
+                one.terminate()
     for _ in range(20):
         next(batches)
     batches.close()

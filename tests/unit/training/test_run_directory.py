@@ -176,9 +176,11 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_the_lock_is_not_inherited_by_child_processes(tmp_path: Path) -> None:
     lock = RunLock(tmp_path)
     lock.acquire_alone(wait_s=0)
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"], close_fds=False)
+    script = "import time; print('here', flush=True); time.sleep(30)"
+    child = subprocess.Popen([sys.executable, "-c", script], close_fds=False, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stdout.readline() == "here\n"
     lock.release()
     with (tmp_path / ".lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     child.kill()
-    child.wait()
+    child.communicate()
