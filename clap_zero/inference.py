@@ -16,7 +16,7 @@ from clap_zero.audio.waveform import from_int16, mix_down, resample
 from clap_zero.checkpoint.source import ModelSource, find_model
 from clap_zero.data.text import Tokenizer
 from clap_zero.errors import DataError
-from clap_zero.model.clap import ClapForContrast, build_model
+from clap_zero.model.clap import ClapForContrast
 
 BATCH_SIZE = 16
 
@@ -28,8 +28,8 @@ class ClapEmbedder:
     """Turns sounds and texts into vectors of one space. Nothing in it is random.
 
     A clip's vector does not depend on what else is in the call (up to rounding, below 1e-5), and clips are treated as
-    in the evaluation of a run: mono at the model's rate, 16-bit round trip, the centre of clips longer than 10 s (for
-    models with fusion: the whole clip and the middle of each third).
+    in the evaluation of a run: mono at the model's rate, 16-bit round trip; of the first `max_seconds`
+    of a clip longer than 10 s the centre (for models with fusion: the whole and the middle of each third).
 
     Attributes:
         dimension: Width d of the vectors.
@@ -154,16 +154,7 @@ def load(
     """
     source = find_model(dir_or_run, step=step)
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model = build_model(
-        geometry=None,
-        pretrained=str(source.weights),
-        batch_norm="frozen",
-        dropout=None,
-        seed=0,
-        ds_config={},
-        device=where,
-    )
-    return ClapEmbedder(model, source, device=where)
+    return ClapEmbedder(source.build(where), source, device=where)
 
 
 def _parts(items: Sequence[Item], size: int) -> Iterator[list[tuple[int, Item]]]:

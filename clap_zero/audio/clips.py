@@ -27,8 +27,7 @@ class FeatureConfig:
         num_mels: Mel bands.
         f_min: Lower edge of the lowest band in Hz.
         f_max: Upper edge of the highest band in Hz.
-        max_samples: Samples of a full clip (10 s); shorter ones are repeat-padded to it.
-        chunk_frames: Frames of a full clip.
+        max_samples: Samples of a full clip (10 s), whole seconds; shorter ones are repeat-padded to it.
     """
 
     truncation: Literal["rand_trunc", "fusion"]
@@ -39,7 +38,6 @@ class FeatureConfig:
     f_min: float = 50.0
     f_max: float = 14_000.0
     max_samples: int = 480_000
-    chunk_frames: int = 1001
 
     def __post_init__(self) -> None:
         if self.truncation not in ("rand_trunc", "fusion"):
@@ -50,10 +48,18 @@ class FeatureConfig:
             raise ConfigError(f"max_samples {self.max_samples} must be more than half of n_fft {self.n_fft}")
         if not 0 <= self.f_min < self.f_max <= self.sample_rate_hz / 2:
             raise ConfigError(f"need 0 <= f_min < f_max <= sample_rate_hz / 2: {self}")
-        if self.chunk_frames != self.num_frames(self.max_samples):
+        if self.hop > self.n_fft // 2:
+            raise ConfigError(f"hop {self.hop} must be at most half of n_fft {self.n_fft}: samples would be left out")
+        if self.max_samples % self.sample_rate_hz:
             raise ConfigError(
-                f"chunk_frames {self.chunk_frames} must be max_samples // hop + 1 = {self.num_frames(self.max_samples)}"
+                f"max_samples {self.max_samples} must be whole seconds at {self.sample_rate_hz} Hz: Hugging Face's "
+                "extractor fails with others"
             )
+
+    @property
+    def chunk_frames(self) -> int:
+        """Frames of a full clip."""
+        return self.num_frames(self.max_samples)
 
     @property
     def num_mel_images(self) -> int:
@@ -76,8 +82,8 @@ class FeatureConfig:
     def from_preprocessor(cls, preprocessor: Mapping[str, Any]) -> FeatureConfig:
         """Reads the contents of a Hugging Face `preprocessor_config.json`.
 
-        Absent keys have the defaults of ClapFeatureExtractor. `top_db` and `padding_value` are not
-        looked at: the extractor stores them and never applies them.
+        Absent keys have the defaults of ClapFeatureExtractor; nb_max_samples counts where max_length_s is absent.
+        `top_db` and `padding_value` are not looked at: the extractor stores them and never applies them.
 
         Raises:
             ConfigError: The file belongs to another extractor or asks for what we do not support.
@@ -91,7 +97,10 @@ class FeatureConfig:
         try:
             sample_rate_hz = int(preprocessor.get("sampling_rate", 48_000))
             hop = int(preprocessor.get("hop_length", 480))
-            max_samples = int(preprocessor.get("max_length_s", 10) * sample_rate_hz)
+            if "max_length_s" in preprocessor or "nb_max_samples" not in preprocessor:
+                max_samples = int(preprocessor.get("max_length_s", 10) * sample_rate_hz)
+            else:
+                max_samples = int(preprocessor["nb_max_samples"])
             config = {
                 "n_fft": int(preprocessor.get("fft_window_size", 1024)),
                 "num_mels": int(preprocessor.get("feature_size", 64)),
@@ -100,28 +109,24 @@ class FeatureConfig:
             }
         except (TypeError, ValueError) as error:
             raise ConfigError(f"preprocessor_config.json: a size is not a number: {error}") from error
-        if hop <= 0:
-            raise ConfigError(f"preprocessor_config.json: hop_length must be positive, is {hop}")
         return cls(
             truncation=preprocessor.get("truncation", "fusion"),
             sample_rate_hz=sample_rate_hz,
             hop=hop,
             max_samples=max_samples,
-            chunk_frames=max_samples // hop + 1,
             **config,
         )
 
     def to_preprocessor(self) -> dict[str, Any]:
         """Contents of the `preprocessor_config.json` that makes ClapFeatureExtractor give these features."""
-        seconds = self.max_samples / self.sample_rate_hz
         return {
             "feature_extractor_type": "ClapFeatureExtractor",
             "processor_class": "ClapProcessor",
             "feature_size": self.num_mels,
             "sampling_rate": self.sample_rate_hz,
             "hop_length": self.hop,
-            # The extractor multiplies this by the rate and slices with it: it has to stay an integer where it is one.
-            "max_length_s": int(seconds) if seconds == int(seconds) else seconds,
+            # The extractor multiplies this by the rate and slices with it: it has to be an integer.
+            "max_length_s": self.max_samples // self.sample_rate_hz,
             "fft_window_size": self.n_fft,
             "padding_value": 0.0,
             "padding_side": "right",

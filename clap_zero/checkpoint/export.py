@@ -21,10 +21,11 @@ from clap_zero.checkpoint.files import (
     split_into_files,
     write_json,
 )
-from clap_zero.checkpoint.source import TOKENIZER_FILES, ModelSource, find_model, read_model_config
+from clap_zero.checkpoint.source import TOKENIZER_FILES, ModelSource, find_model
 from clap_zero.checkpoint.weights import INDEX
 from clap_zero.data.text import EMBEDDED_TOKENIZER
 from clap_zero.errors import CheckpointError
+from clap_zero.model.pretrained import read_config, read_model_config
 
 MAX_FILE_BYTES = 2_000_000_000
 
@@ -35,7 +36,8 @@ def export_run(
     """Writes a directory that `ClapModel.from_pretrained` and `ClapProcessor.from_pretrained` load offline.
 
     Weights are the fp32 masters of the checkpoint; under local BatchNorm the statistics are merged over ranks. The
-    directory appears in one step, after everything in it was read back and compared.
+    directory is renamed into place after everything in it was read back and compared; with `overwrite` the old one is
+    renamed away just before.
 
     Args:
         run_dir: A run, or a checkpoint in it.
@@ -50,10 +52,10 @@ def export_run(
         CheckpointError: No usable checkpoint, an empty or missing tensor, out_dir in use, or it cannot be written.
     """
     source = find_model(run_dir, step=step)
-    if source.step is None:
+    if source.run_dir is None:
         raise CheckpointError(f"{run_dir} is a model's directory already, not a run")
     out = Path(out_dir).expanduser()
-    _check_target(out, Path(run_dir), overwrite=overwrite)
+    _check_target(out, source.run_dir, overwrite=overwrite)
     temporary = out.resolve().parent / f".{out.resolve().name}.tmp-{os.getpid()}"
     try:
         temporary.mkdir(parents=True)
@@ -74,8 +76,9 @@ def export_run(
 def _check_target(out: Path, run_dir: Path, *, overwrite: bool) -> None:
     if out.exists() and not out.is_dir():
         raise CheckpointError(f"{out} is a file, not a directory")
-    target, run = out.resolve(), run_dir.expanduser().resolve()
-    if target == run or target in run.parents or target.is_relative_to(run / "checkpoints"):
+    target, run = out.resolve(), run_dir.resolve()
+    inside = any(target.is_relative_to(run / name) for name in ("checkpoints", "eval"))
+    if target == run or target in run.parents or inside:
         raise CheckpointError(f"{out} holds the run {run_dir} itself: export to another directory")
     if out.is_dir() and any(out.iterdir()) and not overwrite:
         raise CheckpointError(f"{out} is not empty: give another directory, or --overwrite to replace what is in it")
@@ -83,10 +86,10 @@ def _check_target(out: Path, run_dir: Path, *, overwrite: bool) -> None:
 
 def _expected_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a ClapModel with this configuration, without making its weights."""
-    from transformers import ClapConfig, ClapModel
+    from transformers import ClapModel
 
     with torch.device("meta"):
-        model = ClapModel(ClapConfig.from_dict(read_model_config(directory)))
+        model = ClapModel(read_config(directory))
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
@@ -147,7 +150,7 @@ def _checksum(tensor: Tensor) -> int:
 
 def _write_tokenizer(source: ModelSource, out: Path) -> None:
     origin = source.tokenizer or EMBEDDED_TOKENIZER
-    for name in (*TOKENIZER_FILES, "special_tokens_map.json"):
+    for name in TOKENIZER_FILES:
         if (origin / name).is_file():
             shutil.copyfile(origin / name, out / name)
     special = {
@@ -205,4 +208,4 @@ def _replace(temporary: Path, out: Path) -> None:
     temporary.rename(out)
     fsync_directory(out.parent)
     if old.exists():
-        shutil.rmtree(old)
+        shutil.rmtree(old, ignore_errors=True)

@@ -6,17 +6,19 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-from pydantic import ValidationError
+import torch
 
 from clap_zero.audio.features import FeatureConfig
 from clap_zero.checkpoint.manifest import MANIFEST, read_manifest
 from clap_zero.checkpoint.store import CheckpointStore
+from clap_zero.config.load import run_config_from_file
 from clap_zero.config.schema import RunConfig
-from clap_zero.errors import CheckpointError
-from clap_zero.model.features import feature_config
+from clap_zero.errors import CheckpointError, ConfigError
+from clap_zero.model.clap import ClapForContrast, build_model
+from clap_zero.model.features import PREPROCESSOR_FILE, feature_config
+from clap_zero.model.pretrained import read_config
 
-TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt")
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "special_tokens_map.json")
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class ModelSource:
         max_caption_tokens: Longest caption, special tokens included.
         max_seconds: Longest part of a clip that is decoded.
         run: The configuration of its run, None for a Hugging Face directory.
+        run_dir: The directory of its run, None for a Hugging Face directory.
         step: Optimizer steps of its checkpoint, None for a Hugging Face directory.
     """
 
@@ -39,7 +42,40 @@ class ModelSource:
     max_caption_tokens: int
     max_seconds: float
     run: RunConfig | None
+    run_dir: Path | None
     step: int | None
+
+    def build(self, device: torch.device) -> ClapForContrast:
+        """The model on a device, in training mode, with BatchNorm frozen.
+
+        Raises:
+            CheckpointError: The weights do not fit the configuration beside them.
+        """
+        return build_model(
+            geometry=None,
+            pretrained=str(self.weights),
+            batch_norm="frozen",
+            dropout=None,
+            seed=0,
+            ds_config={},
+            device=device,
+        )
+
+
+def companions(features: FeatureConfig, tokenizer: Path | None) -> dict[str, bytes]:
+    """What a checkpoint holds beside the weights, so that it needs no other directory.
+
+    Args:
+        features: The log-mel that the model is trained on.
+        tokenizer: Directory with the tokenizer's files, None for the embedded RoBERTa vocabulary.
+
+    Returns:
+        Contents by file name.
+    """
+    files = {PREPROCESSOR_FILE: (json.dumps(features.to_preprocessor(), indent=2) + "\n").encode()}
+    if tokenizer is not None:
+        files |= {name: (tokenizer / name).read_bytes() for name in TOKENIZER_FILES if (tokenizer / name).is_file()}
+    return files
 
 
 def find_model(path: str | Path, *, step: str | int = "latest") -> ModelSource:
@@ -50,12 +86,15 @@ def find_model(path: str | Path, *, step: str | int = "latest") -> ModelSource:
         step: For a run: `latest`, `best` or a step.
 
     Raises:
-        CheckpointError: There is no usable model.
+        CheckpointError: There is no usable model, or a step is wanted of what is one checkpoint.
     """
     path = Path(path).expanduser()
     if not path.is_dir():
         raise CheckpointError(f"there is no directory {path}")
     if (path / MANIFEST).is_file():
+        path = path.resolve()  # the run is above it, also where the path is `.`
+        if step != "latest":
+            raise CheckpointError(f"{path} is one checkpoint: give the run {path.parent.parent} to choose step {step}")
         weights = CheckpointStore(path.parent).resolve(path)
         assert weights is not None
         return _of_checkpoint(weights, path.parent.parent)
@@ -78,51 +117,30 @@ def read_run_config(run_dir: Path) -> RunConfig | None:
         CheckpointError: It cannot be read.
     """
     file = run_dir / "config.yaml"
-    try:
-        return RunConfig.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    if not file.is_file():
         return None
-    except (OSError, yaml.YAMLError, ValidationError) as error:
-        raise CheckpointError(f"{file} is not the configuration of a run: {' '.join(str(error).split())}") from error
-
-
-def read_model_config(directory: Path) -> dict:
-    """config.json of a CLAP model.
-
-    Raises:
-        CheckpointError: It is missing, broken, or another model's.
-    """
-    file = directory / "config.json"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read ({error})") from error
-    if content.get("model_type") != "clap":
-        raise CheckpointError(f"{file} describes a model of type {content.get('model_type')!r}, not 'clap'")
-    return content
-
-
-def _features(directory: Path, pretrained: str | None, truncation: str) -> FeatureConfig:
-    from transformers import ClapConfig
-
-    return feature_config(ClapConfig.from_dict(read_model_config(directory)), pretrained, truncation)
+        return run_config_from_file(str(file))
+    except ConfigError as error:
+        raise CheckpointError(f"{file} is not the configuration of a run: {' '.join(str(error).split())}") from error
 
 
 def _of_checkpoint(weights: Path, run_dir: Path) -> ModelSource:
     run = read_run_config(run_dir)
-    pretrained = None if run is None else run.model.pretrained
-    directory = None
-    if pretrained is not None:
-        from clap_zero.model.pretrained import resolve_pretrained
-
-        directory = resolve_pretrained(pretrained)
+    if run is not None and run.model.pretrained is not None and not (weights / PREPROCESSOR_FILE).is_file():
+        raise CheckpointError(
+            f"checkpoint {weights} has no {PREPROCESSOR_FILE}, and its run began from {run.model.pretrained}, which "
+            "may have features and a vocabulary of its own: put that file and the tokenizer's files into a directory "
+            "with the weights and config.json of the checkpoint, and give that directory"
+        )
     return ModelSource(
         weights=weights,
-        features=_features(weights, pretrained, "auto" if run is None else run.data.truncation),
-        tokenizer=tokenizer_directory(directory),
+        features=feature_config(read_config(weights), weights, "auto" if run is None else run.data.truncation),
+        tokenizer=tokenizer_directory(weights),
         max_caption_tokens=77 if run is None else run.data.max_caption_tokens,
         max_seconds=60.0 if run is None else run.data.max_seconds,
         run=run,
+        run_dir=run_dir,
         step=int(read_manifest(weights)["step"]),
     )
 
@@ -130,11 +148,12 @@ def _of_checkpoint(weights: Path, run_dir: Path) -> ModelSource:
 def _of_directory(path: Path) -> ModelSource:
     return ModelSource(
         weights=path,
-        features=_features(path, str(path), "auto"),
+        features=feature_config(read_config(path), path),
         tokenizer=tokenizer_directory(path),
         max_caption_tokens=_model_max_length(path),
         max_seconds=60.0,
         run=None,
+        run_dir=None,
         step=None,
     )
 
@@ -143,7 +162,7 @@ def tokenizer_directory(path: Path | None) -> Path | None:
     """The path if it holds a tokenizer's files, else None: the embedded vocabulary."""
     if path is None:
         return None
-    whole, vocab, merges = (path / name for name in TOKENIZER_FILES)
+    whole, vocab, merges = (path / name for name in TOKENIZER_FILES[:3])
     return path if whole.is_file() or (vocab.is_file() and merges.is_file()) else None
 
 

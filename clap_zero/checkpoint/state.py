@@ -1,18 +1,22 @@
 """What a checkpoint holds, and putting it back into an engine.
 
 engine/                       DeepSpeed's files: optimizer, masters, loss scale, scheduler (this world size and stage)
-rank-00000.safetensors        a rank's own buffers (BatchNorm statistics) and random states
+rank-00000.safetensors        a rank's own buffers (BatchNorm statistics)
 model-00001-of-0000n.safetensors, model.safetensors.index.json, config.json
                               the fp32 masters under Hugging Face's names, readable by any number of processes
+preprocessor_config.json, tokenizer.json...
+                              what else the model needs (`companions`), so that a checkpoint needs no other directory
 trainer_state.json            where training stands
 manifest.json                 sizes and checksums of all this; see store.py
+
+Random states are not kept: training draws from (seed, step, micro batch, rank), data from (seed, epoch, place).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import InitVar, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +28,17 @@ from torch import Tensor
 
 from clap_zero.checkpoint.buffers import persistent_buffers
 from clap_zero.checkpoint.engine_files import ENGINE_TAG, save_engine
-from clap_zero.checkpoint.files import FileRecord, checksum_file, save_tensors, write_json
+from clap_zero.checkpoint.files import ChecksummedFile, FileRecord, checksum_file, save_tensors, write_json
 from clap_zero.checkpoint.manifest import MANIFEST, find_fault, read_manifest
 from clap_zero.checkpoint.store import CheckpointStore
-from clap_zero.checkpoint.weights import write_weights
+from clap_zero.checkpoint.weights import model_config, write_weights
 from clap_zero.distributed.collectives import all_gather_objects, broadcast_object, rank_and_size
 from clap_zero.errors import CheckpointError
+from clap_zero.model.pretrained import read_model_config
 
 TRAINER_STATE = "trainer_state.json"
+_DESCRIPTIVE = ("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
+"""Entries of a config.json that say nothing about the geometry."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,6 @@ class TrainState:
         samples: Pairs consumed since the start by all ranks together.
         world_size: Ranks of the run that saved.
         stage: Its ZeRO stage.
-        attempt: How often the run was started before, 0 for the first time.
     """
 
     step: int
@@ -54,7 +60,7 @@ class TrainState:
     samples: int
     world_size: int
     stage: int
-    attempt: int
+    attempt: InitVar[int] = 0
 
 
 def engine_precision(engine: DeepSpeedEngine) -> str:
@@ -69,7 +75,9 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def save(engine: DeepSpeedEngine, store: CheckpointStore, state: TrainState) -> Path:
+def save(
+    engine: DeepSpeedEngine, store: CheckpointStore, state: TrainState, *, companions: Mapping[str, bytes] | None = None
+) -> Path:
     """Writes a checkpoint of the engine. Collective: all ranks must call.
 
     Old checkpoints stay as they are until the new one is complete; call `store.prune` on rank 0 afterwards.
@@ -78,6 +86,7 @@ def save(engine: DeepSpeedEngine, store: CheckpointStore, state: TrainState) -> 
         engine: The engine between two optimizer steps.
         store: Where it goes; the directory must be shared by all nodes.
         state: Where training stands.
+        companions: Contents by name of further files, as `checkpoint.source.companions` makes them. Rank 0's count.
 
     Returns:
         The checkpoint's directory.
@@ -97,6 +106,10 @@ def save(engine: DeepSpeedEngine, store: CheckpointStore, state: TrainState) -> 
             records[name] = save_tensors(temporary / name, _rank_tensors(engine))
             if rank == 0:
                 records[TRAINER_STATE] = write_json(temporary / TRAINER_STATE, asdict(state))
+                for name, content in (companions or {}).items():
+                    with ChecksummedFile(temporary / name) as file:
+                        file.write(content)
+                    records[name] = file.record
         except OSError as failure:
             error = failure
     gathered = all_gather_objects((records, None if error is None else str(error)))
@@ -133,7 +146,7 @@ def load(engine: DeepSpeedEngine, path: Path) -> TrainState:
         Where training stood.
 
     Raises:
-        CheckpointError: On every rank: it is incomplete, or of another world size, stage or precision.
+        CheckpointError: On every rank: it is incomplete, or of another model, world size, stage or precision.
     """
     path = Path(path)
     rank, world_size = rank_and_size()
@@ -213,6 +226,11 @@ def _check_fit(manifest: Mapping[str, Any], engine: DeepSpeedEngine, path: Path)
     }
     words = {"world_size": "ranks", "stage": "ZeRO stage", "precision": "precision"}
     differing = [f"{words[key]} {manifest[key]} there, {here[key]} here" for key in here if manifest[key] != here[key]]
+    there, ours = _geometry(read_model_config(path)), _geometry(model_config(engine.module))
+    other = [key for key in sorted(there.keys() | ours.keys()) if there.get(key, "-") != ours.get(key, "-")]
+    if other:
+        details = "; ".join(f"{key} {there.get(key, '-')} there, {ours.get(key, '-')} here" for key in other)
+        raise CheckpointError(f"checkpoint {path} is of another model ({details}): give the one that it was saved from")
     if differing:
         run = path.parent.parent
         raise CheckpointError(
@@ -222,21 +240,28 @@ def _check_fit(manifest: Mapping[str, Any], engine: DeepSpeedEngine, path: Path)
         )
 
 
+def _geometry(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The entries of a config.json that decide what the model computes in evaluation, by dotted name."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= _geometry(value, f"{prefix}{key}.")
+        elif "drop" not in key and key not in _DESCRIPTIVE:
+            flat[prefix + key] = value
+    return flat
+
+
 def _rank_tensors(engine: DeepSpeedEngine) -> dict[str, Tensor]:
-    tensors = {f"buffer.{name}": buffer.detach() for name, buffer in persistent_buffers(engine.module).items()}
-    tensors["random.cpu"] = torch.get_rng_state()
-    if engine.device.type == "cuda":
-        tensors["random.device"] = torch.cuda.get_rng_state(engine.device)
-    return tensors
+    return {f"buffer.{name}": buffer.detach() for name, buffer in persistent_buffers(engine.module).items()}
 
 
 @torch.no_grad()
 def _restore_rank(engine: DeepSpeedEngine, file: Path) -> str | None:
-    """Gives a rank its buffers and random states back; returns what is wrong with the file, if anything."""
+    """Gives a rank its buffers back; returns what is wrong with the file, if anything."""
     buffers = persistent_buffers(engine.module)
     with safe_open(file, framework="pt") as saved:
         names = set(saved.keys())
-        differing = buffers.keys() ^ {name.removeprefix("buffer.") for name in names if name.startswith("buffer.")}
+        differing = buffers.keys() ^ {name.removeprefix("buffer.") for name in names}
         if differing:
             return f"{file.name} and the model do not have the same buffers: {', '.join(sorted(differing)[:3])}"
         for name, buffer in buffers.items():
@@ -244,7 +269,4 @@ def _restore_rank(engine: DeepSpeedEngine, file: Path) -> str | None:
             if values.shape != buffer.shape:
                 return f"{name} has shape {tuple(values.shape)} in {file.name} and {tuple(buffer.shape)} in the model"
             buffer.copy_(values)
-        torch.set_rng_state(saved.get_tensor("random.cpu"))
-        if engine.device.type == "cuda" and "random.device" in names:
-            torch.cuda.set_rng_state(saved.get_tensor("random.device"), engine.device)
     return None

@@ -3,7 +3,7 @@
     checkpoints/
       step-00000100/       complete: manifest.json in it was written last, then the directory was renamed to this name
       latest, best         one line each, the name of a directory; replaced in one step
-      .tmp-step-...        being written, or left by an attempt that died; removed at the next save
+      .tmp-...             being written or removed, or left by an attempt that died; removed at the next save
       .old-step-...        the previous contents of a step that is being saved again, for the moment of the exchange
 
 A checkpoint is newest by the `sequence` in its manifest, not by its step: a run that went back to step 50 and saved
@@ -14,9 +14,9 @@ may write; anybody may read. Nothing here knows torch or ranks.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import shutil
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -29,6 +29,7 @@ from clap_zero.errors import CheckpointError
 _log = logging.getLogger(__name__)
 
 STEP_NAME = re.compile(r"step-(\d{8,})")
+OLD_NAME = re.compile(r"\.old-(step-\d{8,})(?:\.\w+)?")
 OLD_PREFIX, TEMPORARY_PREFIX = ".old-", ".tmp-"
 
 
@@ -58,11 +59,13 @@ class CheckpointStore:
         names = sorted(entry.name for entry in self.root.iterdir() if entry.is_dir()) if self.root.is_dir() else []
         for name in names:
             path = self.root / name
-            base = name.removeprefix(OLD_PREFIX)
-            if name.startswith(OLD_PREFIX) and (self.root / base).is_dir():
+            old = OLD_NAME.fullmatch(name)
+            base = name if old is None else old[1]
+            if old is not None and (self.root / base).is_dir():
                 continue  # only stands in while the exchange is incomplete
             if name.startswith(TEMPORARY_PREFIX):
-                self.rejected.append(Rejected(path, "an unfinished save"))
+                removal = name.startswith(f"{TEMPORARY_PREFIX}removed-")
+                self.rejected.append(Rejected(path, "an unfinished removal" if removal else "an unfinished save"))
             elif STEP_NAME.fullmatch(base):
                 try:
                     manifest = read_manifest(path)
@@ -160,16 +163,15 @@ class CheckpointStore:
             OSError: The file system is full or not writable.
         """
         self.root.mkdir(parents=True, exist_ok=True)
-        for entry in list(self.root.iterdir()):
-            if entry.name.startswith(OLD_PREFIX):
-                original = self.root / entry.name.removeprefix(OLD_PREFIX)
-                if original.is_dir():
-                    shutil.rmtree(entry)
-                else:  # died between the two renames of an exchange
-                    entry.rename(original)
-            elif entry.name.startswith(TEMPORARY_PREFIX) and entry.is_dir():
-                shutil.rmtree(entry)
-        temporary = self.root / f"{TEMPORARY_PREFIX}{step_name(step)}-{os.getpid()}"
+        complete = self.candidates()
+        # The newest first: of several stand-ins for one step it is the one that counts.
+        for entry in [*complete, *(path for path in self.root.iterdir() if path not in complete)]:
+            old = OLD_NAME.fullmatch(entry.name)
+            if old is not None and not (self.root / old[1]).is_dir():  # died between the two renames of an exchange
+                entry.rename(self.root / old[1])
+            elif old is not None or (entry.name.startswith(TEMPORARY_PREFIX) and entry.is_dir()):
+                self._discard(entry)
+        temporary = self.root / f"{TEMPORARY_PREFIX}{step_name(step)}.{_unique()}"
         temporary.mkdir()
         return temporary
 
@@ -208,19 +210,29 @@ class CheckpointStore:
         write_json(temporary / MANIFEST, manifest)
         fsync_directory(temporary)
         final = self.root / step_name(step)
-        old = self.root / f"{OLD_PREFIX}{final.name}"
+        old = self.root / f"{OLD_PREFIX}{final.name}.{_unique()}"
         if final.exists():
             final.rename(old)
         temporary.rename(final)
         fsync_directory(self.root)
         write_text_atomic(self.root / "latest", final.name + "\n")
         if old.exists():
-            shutil.rmtree(old)
+            self._discard(old)
         return final
 
     def abandon(self, temporary: Path) -> None:
         """Removes a directory whose save failed; what cannot be removed now is removed at the next save."""
-        shutil.rmtree(temporary, ignore_errors=True)
+        self._discard(temporary)
+
+    def _discard(self, path: Path) -> None:
+        """Removes a directory. What cannot be removed is no reason to stop training: the next save tries again."""
+        try:
+            if not path.name.startswith(TEMPORARY_PREFIX):
+                # The rename first: a removal that is cut short must not leave what looks like a checkpoint.
+                path = path.rename(self.root / f"{TEMPORARY_PREFIX}removed-{path.name.strip('.')}.{_unique()}")
+            shutil.rmtree(path)
+        except OSError as error:
+            _log.warning("%s could not be removed: %s", path, error)
 
     def mark_best(self, step: int) -> None:
         """Names the checkpoint of this step as `best`; it is kept whatever its age.
@@ -249,14 +261,13 @@ class CheckpointStore:
         removed = [path for path in complete if path.name not in kept]
         removed += [path for path in damaged if STEP_NAME.fullmatch(path.name) and path.name < complete[0].name]
         for path in removed:
-            # The rename first: a removal that is cut short must not leave a directory that looks like a checkpoint.
-            doomed = self.root / f"{TEMPORARY_PREFIX}removed-{path.name}"
-            try:
-                path.rename(doomed)
-                shutil.rmtree(doomed)
-            except OSError as error:  # no reason to stop training; the next save tries again
-                _log.warning("checkpoint %s could not be removed: %s", path, error)
+            self._discard(path)
         return removed
+
+
+def _unique() -> str:
+    """A part of a name that no leftover has."""
+    return uuid.uuid4().hex[:12]
 
 
 def _holds_checkpoints(path: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,17 @@ from clap_zero.checkpoint.files import (
 )
 from clap_zero.checkpoint.masters import full_shape, stream_masters
 from clap_zero.distributed.collectives import rank_and_size
+from clap_zero.model.clap import MAX_LOGIT_SCALE
 
 MAX_FILE_BYTES = 256 << 20
 INDEX, CONFIG = "model.safetensors.index.json", "config.json"
-SCALAR_NAMES = ("logit_scale_a", "logit_scale_t")
+SCALE_NAMES = ("logit_scale_a", "logit_scale_t")
 """Parameters that Hugging Face keeps without a dimension; here they have shape (1,), because DeepSpeed cannot train
 0-dimensional ones."""
 
 
 def _spec(name: str, shape: torch.Size, dtype: torch.dtype) -> TensorSpec:
-    scalar = name.rpartition(".")[2] in SCALAR_NAMES and shape.numel() == 1
+    scalar = name.rpartition(".")[2] in SCALE_NAMES and shape.numel() == 1
     return TensorSpec(name, () if scalar else tuple(shape), dtype)
 
 
@@ -44,7 +46,10 @@ def _weight_specs(module: nn.Module) -> list[TensorSpec]:
 
 
 def _stream(engine: DeepSpeedEngine) -> Iterator[tuple[str, Tensor]]:
-    yield from stream_masters(engine)
+    for name, value in stream_masters(engine):
+        # The trainer holds a scale that overshot within its bounds in every forward; other programs do not.
+        bounded = name.rpartition(".")[2] in SCALE_NAMES
+        yield name, value.clamp(0.0, math.log(MAX_LOGIT_SCALE)) if bounded else value
     for name, buffer in merge_over_ranks(persistent_buffers(engine.module)).items():
         yield name, buffer.float() if buffer.is_floating_point() else buffer
 

@@ -14,7 +14,6 @@ from clap_zero.data.index import load_index
 from clap_zero.data.loader import eval_batches
 from clap_zero.errors import CheckpointError, ConfigError
 from clap_zero.evaluation.runner import EvalResult, evaluate, format_result, write_result
-from clap_zero.model.clap import build_model
 
 
 def eval_run(
@@ -28,7 +27,7 @@ def eval_run(
     """Retrieval of a checkpoint on the held-out pairs of its run; prints a table and writes RUN/eval/step-N.json.
 
     Args:
-        run_dir: The run.
+        run_dir: The run, or a checkpoint in it.
         step: `latest`, `best` or a step.
         val: Other shards than the run's `data.val`; then no file is written.
         batch_size: Clips at once; the run's by default.
@@ -41,7 +40,7 @@ def eval_run(
     """
     source = find_model(run_dir, step=step)
     run = source.run
-    if run is None or source.step is None:
+    if run is None or source.run_dir is None or source.step is None:
         raise CheckpointError(f"{run_dir} is not a run with checkpoints and config.yaml")
     patterns = tuple(val) if val is not None else run.data.val
     if not patterns:
@@ -57,20 +56,13 @@ def eval_run(
         max_caption_tokens=run.data.max_caption_tokens,
         caption_key=run.data.caption_key,
         max_seconds=run.data.max_seconds,
+        max_bad_fraction=run.data.max_bad_fraction,
     )
     index = load_index(patterns)
-    model = build_model(
-        geometry=None,
-        pretrained=str(source.weights),
-        batch_norm="frozen",
-        dropout=None,
-        seed=0,
-        ds_config={},
-        device=where,
-    )
+    model = source.build(where)
     features = ClapFeatures(source.features, device=where)
     result = evaluate(model, eval_batches(index, plan=plan), features, device=where)
     print(format_result(result, title=f"{run_dir}, step {source.step}, on {', '.join(patterns)}"))
     if val is None:
-        print(f"written to {write_result(run_dir, source.step, result)}")
+        print(f"written to {write_result(source.run_dir, source.step, result)}")
     return result

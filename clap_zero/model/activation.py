@@ -7,11 +7,8 @@ from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.accelerator import get_accelerator
 from torch import Tensor, nn
 from transformers.models.clap.modeling_clap import ClapAudioLayer, ClapTextLayer
-
-from clap_zero.errors import ConfigError
 
 
 class CheckpointedAudioLayer(ClapAudioLayer):
@@ -66,18 +63,13 @@ def enable_activation_checkpointing(model: nn.Module, ds_config: Mapping[str, An
 
     Returns:
         Whether it is on.
-
-    Raises:
-        ConfigError: The section asks for what cannot work here.
     """
     if ds_config.get("activation_checkpointing") is None:
         return False
     section = dict(ds_config["activation_checkpointing"])
-    _check(section)
     deepspeed.checkpointing.configure(
         None,
         partition_activations=section.get("partition_activations", False),
-        contiguous_checkpointing=section.get("contiguous_memory_optimization", False),
         num_checkpoints=section.get("number_checkpoints"),
         checkpoint_in_cpu=section.get("cpu_checkpointing", False),
         synchronize=section.get("synchronize_checkpoint_boundary", False),
@@ -90,16 +82,3 @@ def enable_activation_checkpointing(model: nn.Module, ds_config: Mapping[str, An
             module.gradient_checkpointing = True
             module._gradient_checkpointing_func = checkpoint
     return True
-
-
-def _check(section: Mapping[str, Any]) -> None:
-    if section.get("cpu_checkpointing") and get_accelerator().device_name() == "cpu":
-        raise ConfigError(
-            "activation_checkpointing.cpu_checkpointing moves activations from an accelerator to the CPU, and here the "
-            "CPU computes: set it to false (--ds.activation_checkpointing.cpu_checkpointing false)"
-        )
-    if section.get("contiguous_memory_optimization"):
-        raise ConfigError(
-            "activation_checkpointing.contiguous_memory_optimization needs checkpoints of one size, and the stages of "
-            "the audio tower have four: set it to false"
-        )

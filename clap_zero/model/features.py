@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from transformers import ClapConfig
 
 from clap_zero.audio.features import FeatureConfig
 from clap_zero.errors import CheckpointError, ConfigError
 
-_KEYS = {
-    "sample_rate_hz": "sampling_rate",
-    "n_fft": "fft_window_size",
-    "hop": "hop_length",
-    "num_mels": "feature_size",
-    "f_min": "frequency_min",
-    "f_max": "frequency_max",
-    "max_samples": "nb_max_samples",
-}
-"""Our name of a value and its name in preprocessor_config.json."""
+PREPROCESSOR_FILE = "preprocessor_config.json"
 
 
 def feature_config(
@@ -30,12 +21,13 @@ def feature_config(
 
     Args:
         model_config: The model's configuration.
-        pretrained: Directory (or hub name) of the weights; its preprocessor_config.json is followed if there is one.
+        pretrained: Directory (or hub name) of the weights; its preprocessor_config.json is followed if there is one,
+            but for its truncation.
         truncation: "auto": fusion if and only if the model fuses; "rand_trunc"; "fusion".
 
     Raises:
         ConfigError: The truncation does not fit the model.
-        CheckpointError: preprocessor_config.json does not fit the model.
+        CheckpointError: preprocessor_config.json cannot be used or does not fit the model.
     """
     audio = model_config.audio_config
     if truncation == "auto":
@@ -45,31 +37,38 @@ def feature_config(
             "data.truncation is 'fusion', but the model has no fusion (audio_config.enable_fusion is false): use "
             "'rand_trunc', or a model with fusion such as the preset htsat-fused"
         )
-    values = {} if pretrained is None else _preprocessor_values(pretrained)
-    num_mels = values.setdefault("num_mels", audio.num_mel_bins)
-    if num_mels != audio.num_mel_bins:
-        raise CheckpointError(
-            f"{pretrained}: preprocessor_config.json has feature_size {num_mels}, but the model takes "
-            f"{audio.num_mel_bins} mel bands (audio_config.num_mel_bins)"
+    if truncation != "fusion" and audio.enable_fusion:
+        # It trains, but Hugging Face's classes give an exported model one mel where it was never trained on one, or
+        # mark its clips as longer than they were taken for.
+        raise ConfigError(
+            f"data.truncation is {truncation!r}, but the model has fusion (audio_config.enable_fusion is true): use "
+            "'fusion', or a model without fusion such as the preset htsat-unfused"
         )
-    defaults = FeatureConfig(truncation)
-    max_samples, hop = values.get("max_samples", defaults.max_samples), values.get("hop", defaults.hop)
-    return FeatureConfig(truncation, **values, chunk_frames=max_samples // hop + 1)
+    if pretrained is None:
+        return replace(FeatureConfig(truncation), num_mels=audio.num_mel_bins)
+    return _of_directory(pretrained, truncation=truncation, num_mels=audio.num_mel_bins)
 
 
-def _preprocessor_values(pretrained: str | Path) -> dict[str, Any]:
-    """The values of preprocessor_config.json under our names; without the file, or a value, our defaults stand."""
+def _of_directory(pretrained: str | Path, *, truncation: str, num_mels: int) -> FeatureConfig:
+    """What preprocessor_config.json says; without the file our defaults stand."""
     # At call time: pretrained imports the hub client, which the features of a preset do not need.
     from clap_zero.model.pretrained import resolve_pretrained
 
-    path = resolve_pretrained(str(pretrained)) / "preprocessor_config.json"
+    path = resolve_pretrained(str(pretrained)) / PREPROCESSOR_FILE
     if not path.is_file():
-        return {}
+        return replace(FeatureConfig(truncation), num_mels=num_mels)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        features = FeatureConfig.from_preprocessor({**content, "truncation": truncation})
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror})") from error
+    except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is not valid JSON ({error})") from error
-    values = {ours: content[theirs] for ours, theirs in _KEYS.items() if theirs in content}
-    if "max_samples" not in values and {"max_length_s", "sampling_rate"} <= content.keys():
-        values["max_samples"] = int(content["max_length_s"] * content["sampling_rate"])
-    return values
+    except ConfigError as error:
+        raise CheckpointError(f"{path.parent}: {error}") from error
+    if features.num_mels != num_mels:
+        raise CheckpointError(
+            f"{path} has feature_size {features.num_mels}, but the model takes {num_mels} mel bands "
+            "(audio_config.num_mel_bins)"
+        )
+    return features

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-import deepspeed
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -36,9 +37,19 @@ def initialise_weights(model: PreTrainedModel, *, seed: int) -> None:
         if not parameters:
             continue
         partitioned = hasattr(parameters[0], "ds_id")
-        with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0, enabled=partitioned):
+        with whole(parameters) if partitioned else contextlib.nullcontext():
             if rank == 0 or not partitioned:
                 _draw(module, owner, parameters=parameters, generator_seed=_seed_of(seed, name))
+
+
+def whole(parameters: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """Partitioned parameters as whole tensors within the block; what rank 0 writes into them counts.
+
+    Collective: all ranks must call.
+    """
+    import deepspeed  # here: a model that is not partitioned needs none of it
+
+    return deepspeed.zero.GatheredParameters(parameters, modifier_rank=0)
 
 
 def _draw(

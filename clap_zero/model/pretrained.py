@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -9,8 +10,8 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import deepspeed
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, StrictDataclassError
@@ -20,6 +21,7 @@ from transformers import ClapConfig, ClapModel
 
 from clap_zero.distributed.collectives import rank_and_size
 from clap_zero.errors import CheckpointError, ConfigError
+from clap_zero.model.initial import whole
 
 _log = logging.getLogger(__name__)
 
@@ -67,8 +69,8 @@ def resolve_pretrained(name_or_directory: str) -> Path:
     return found
 
 
-def read_config(directory: Path) -> ClapConfig:
-    """The model's configuration beside its weights.
+def read_model_config(directory: Path) -> dict[str, Any]:
+    """The contents of the config.json beside a CLAP model's weights.
 
     Raises:
         CheckpointError: There is none, or it is not a CLAP model's.
@@ -78,14 +80,23 @@ def read_config(directory: Path) -> ClapConfig:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{directory} has no config.json, so it is not a model's directory") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise CheckpointError(f"{path} is not valid JSON ({error})") from error
-    if content.get("model_type") != "clap":
-        raise CheckpointError(f"{path} describes a model of type {content.get('model_type')!r}, needed is 'clap'")
+    kind = content.get("model_type") if isinstance(content, dict) else None
+    if kind != "clap":
+        raise CheckpointError(f"{path} describes a model of type {kind!r}, needed is 'clap'")
+    return content
+
+
+def read_config(directory: Path) -> ClapConfig:
+    """The model's configuration beside its weights. Raises as `read_model_config`, also for impossible values."""
+    content = read_model_config(directory)
     try:
         return ClapConfig.from_dict(content)
     except (StrictDataclassError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: {' '.join(str(error).split())}") from error
+        raise CheckpointError(f"{directory / 'config.json'}: {' '.join(str(error).split())}") from error
 
 
 @torch.no_grad()
@@ -111,7 +122,7 @@ def load_pretrained(model: ClapModel, directory: Path) -> None:
         if name == OPTIONAL_BUFFER:
             continue
         partitioned = hasattr(target, "ds_id")
-        with deepspeed.zero.GatheredParameters([target], modifier_rank=0, enabled=partitioned):
+        with whole([target]) if partitioned else contextlib.nullcontext():
             if rank == 0 or not partitioned:
                 value = _read(stored[name], name=name).reshape(target.shape)
                 target.copy_(_bounded(value, name=name) if name in _SCALES else value)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
 from clap_zero.distributed.collectives import rank_and_size
-from clap_zero.errors import ConfigError
 from clap_zero.model.activation import CheckpointedAudioLayer, enable_activation_checkpointing
 from clap_zero.testing import run_distributed
 from tests.distributed import zero_cases as zc
@@ -84,22 +84,25 @@ def test_without_the_section_nothing_changes() -> None:
     assert not any(isinstance(m, CheckpointedAudioLayer) for m in model.modules())
 
 
-@pytest.mark.parametrize("key", ["cpu_checkpointing", "contiguous_memory_optimization"])
-def test_what_cannot_work_is_refused(key: str) -> None:
-    with pytest.raises(ConfigError, match=key):
-        enable_activation_checkpointing(zc.build({}, fused=False), {"activation_checkpointing": {key: True}})
+def calls_by_mode() -> dict[str, int]:
+    """How often DeepSpeed's function is called in a forward of each kind."""
+    import deepspeed
 
-
-def in_evaluation() -> tuple[int, bool]:
-    """Without gradients nothing runs twice and nothing is kept."""
     model = zc.build({}, fused=False)
     enable_activation_checkpointing(model, {"activation_checkpointing": {}})
-    pairs = zc.make_pairs(2, fused=False)
-    with torch.no_grad():
-        trained = model(**pairs._asdict())
-        evaluated = model.eval()(**pairs._asdict())
-    return 0, trained.audio_embeds.requires_grad or evaluated.audio_embeds.requires_grad
+    pairs = zc.make_pairs(2, fused=False)._asdict()
+    calls = {}
+    original = deepspeed.checkpointing.checkpoint
+    for mode in ("training", "no_grad", "evaluation"):
+        with mock.patch.object(deepspeed.checkpointing, "checkpoint", side_effect=original) as counted:
+            model.train(mode != "evaluation")
+            with torch.set_grad_enabled(mode != "no_grad"):
+                model(**pairs)
+            calls[mode] = counted.call_count
+    return calls
 
 
-def test_evaluation() -> None:
-    assert run_distributed(in_evaluation, 1) == [(0, False)]
+def test_only_training_is_checkpointed() -> None:
+    geometry = zc.tiny_geometry(fused=False)
+    blocks = sum(geometry["audio_config"]["depths"]) + geometry["text_config"]["num_hidden_layers"]
+    assert run_distributed(calls_by_mode, 1) == [{"training": blocks, "no_grad": 0, "evaluation": 0}]

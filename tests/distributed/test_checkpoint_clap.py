@@ -72,16 +72,19 @@ def train_save_and_resume(run_dir: str, stage: int, precision: str) -> dict[str,
 
     engine = make_engine(stage, precision)
     train(engine, 0, 2)
-    state = TrainState(step=2, epoch=0, offset=8, samples=8, world_size=2, stage=stage, attempt=0)
+    state = TrainState(step=2, epoch=0, offset=8, samples=8, world_size=2, stage=stage)
     path = save(engine, CheckpointStore(Path(run_dir) / "checkpoints"), state)
+    random_state = torch.get_rng_state()
     masters = {name: safe_get_full_fp32_param(p).detach().clone() for name, p in engine.module.named_parameters()}
     engine.eval()
     with torch.no_grad(), merged_statistics(engine.module):
         output = engine(**inputs(9, 0))
     engine.train()
+    torch.set_rng_state(random_state)
     straight = train(engine, 2, 2)
     fresh = make_engine(stage, precision)
     assert load(fresh, path) == state
+    torch.set_rng_state(random_state)  # a run seeds every micro batch anew
     return {
         "masters": masters,
         "audio": output.audio_embeds.clone(),

@@ -21,14 +21,14 @@ def save_once(root: str, stage: int) -> str:
 
     engine = make_engine(stage, "fp32")
     train(engine, 0, 1)
-    return str(save(engine, CheckpointStore(root), state_at(1, stage)))
+    return str(save(engine, CheckpointStore(root), state_at(1, stage), companions={"tokenizer.json": b"{}"}))
 
 
-def try_to_load(path: str, stage: int, precision: str = "fp32") -> str:
+def try_to_load(path: str, stage: int, precision: str = "fp32", width: int = 29) -> str:
     from clap_zero.checkpoint.state import load
 
     try:
-        load(make_engine(stage, precision), Path(path))
+        load(make_engine(stage, precision, width=width), Path(path))
     except CheckpointError as error:
         return str(error)
     return ""
@@ -44,7 +44,15 @@ def test_another_number_of_ranks_stage_or_precision_is_refused_with_the_way_out(
     assert all("precision fp32 there, bf16 here" in text for text in run_distributed(try_to_load, 2, path, 2, "bf16"))
 
 
-@pytest.mark.parametrize("victim", ["*optim_states.pt", "rank-00001.safetensors", "model-00001*"])
+def test_another_model_is_refused_on_all_ranks_with_the_difference(tmp_path: Path) -> None:
+    path = run_distributed(save_once, 2, str(tmp_path), 1)[0]
+    messages = run_distributed(try_to_load, 2, path, 1, "fp32", 31)
+    assert messages[0] == messages[1] and "audio_config.hidden_size 29 there, 31 here" in messages[0]
+
+
+@pytest.mark.parametrize(
+    "victim", ["*optim_states.pt", "rank-00001.safetensors", "model-00001*", "tokenizer.json", "config.json"]
+)
 def test_a_damaged_checkpoint_is_refused_on_all_ranks(tmp_path: Path, victim: str) -> None:
     path = Path(run_distributed(save_once, 2, str(tmp_path), 1)[0])
     file = next(path.rglob(victim))

@@ -14,26 +14,30 @@ from torch import Tensor, nn
 class Configuration:
     """As much of a Hugging Face config as a checkpoint needs."""
 
+    def __init__(self, width: int) -> None:
+        self.width = width
+
     def to_json_string(self, use_diff: bool) -> str:
         assert use_diff
-        return json.dumps({"model_type": "clap"})
+        audio = {"hidden_size": self.width, "hidden_dropout_prob": 0.1, "transformers_version": "5"}
+        return json.dumps({"model_type": "clap", "audio_config": audio})
 
 
 class Toy(nn.Module):
     """Small, but with everything that is awkward: a 1-element parameter, odd sizes, BatchNorm, dropout, a frozen part,
     a parameter above and many below stage 3's persistence threshold."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 29) -> None:
         super().__init__()
-        self.config = Configuration()
+        self.config = Configuration(width)
         self.logit_scale_a = nn.Parameter(torch.tensor([1.5]))
-        self.embedding = nn.Embedding(4099, 29)
+        self.embedding = nn.Embedding(4099, width)
         self.frozen = nn.Parameter(torch.randn(3), requires_grad=False)
-        self.norm = nn.BatchNorm1d(29, affine=False)
+        self.norm = nn.BatchNorm1d(width, affine=False)
         self.register_buffer("index", torch.arange(5), persistent=True)
         self.register_buffer("scratch", torch.zeros(2), persistent=False)
         self.dropout = nn.Dropout(0.1)
-        self.head = nn.Linear(29, 7)
+        self.head = nn.Linear(width, 7)
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embedding(ids)
@@ -42,14 +46,14 @@ class Toy(nn.Module):
         return (self.head(self.dropout(x)) * scale + self.frozen.sum()).float().square().mean()
 
 
-def make_engine(stage: int, precision: str, threshold: int = 100_000, **changes: Any) -> Any:
+def make_engine(stage: int, precision: str, threshold: int = 100_000, *, width: int = 29, **changes: Any) -> Any:
     import deepspeed
 
     if precision == "fp16":
         # DeepSpeed refuses fp16 where the processor has no instructions for it; torch computes it all the same.
         deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     torch.manual_seed(0)
-    model = Toy()
+    model = Toy(width)
     if precision != "fp32":
         norm = model.norm
     optimizer = {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True, "weight_decay": 0.01}}
@@ -110,9 +114,7 @@ def state_at(step: int, stage: int) -> Any:
     from clap_zero.checkpoint.state import TrainState
     from clap_zero.distributed.collectives import rank_and_size
 
-    return TrainState(
-        step=step, epoch=1, offset=7, samples=8 * step, world_size=rank_and_size()[1], stage=stage, attempt=2
-    )
+    return TrainState(step=step, epoch=1, offset=7, samples=8 * step, world_size=rank_and_size()[1], stage=stage)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

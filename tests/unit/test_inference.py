@@ -102,6 +102,14 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
         clap_zero.load(tmp_path)
 
 
+def test_a_model_loads_without_deepspeed(folder: Path) -> None:
+    program = (
+        "import clap_zero, sys; clap_zero.load(sys.argv[1], device='cpu').embed_text('a dog');"
+        "assert 'deepspeed' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, str(folder / "run")], check=True)
+
+
 def test_importing_the_package_is_light() -> None:
     program = (
         "import clap_zero, sys; assert clap_zero.__version__; assert not {'torch', 'deepspeed'} & sys.modules.keys()"

@@ -46,7 +46,7 @@ def test_a_preprocessor_config_is_read_and_written():
     laion |= {"feature_size": 64, "nb_max_samples": 480_000, "top_db": None, "padding": "repeatpad"}
     assert FeatureConfig.from_preprocessor(laion) == FeatureConfig("rand_trunc")
     assert FeatureConfig.from_preprocessor({}) == FeatureConfig("fusion", f_min=0.0)
-    cfg = FeatureConfig("fusion", max_samples=48_000, chunk_frames=101, f_min=20.0)
+    cfg = FeatureConfig("fusion", max_samples=48_000, f_min=20.0)
     assert FeatureConfig.from_preprocessor(cfg.to_preprocessor()) == cfg
 
 
@@ -69,7 +69,10 @@ def test_the_written_config_makes_the_extractor(tmp_path):
         ({"padding": "pad"}, "pad"),
         ({"truncation": "rand_fusion"}, "rand_fusion"),
         ({"feature_extractor_type": "WhisperFeatureExtractor"}, "Whisper"),
-        ({"hop_length": 0}, "hop_length"),
+        ({"hop_length": 0}, "hop=0"),
+        ({"hop_length": 513}, "hop 513"),
+        ({"max_length_s": 9.5}, "whole seconds"),
+        ({"nb_max_samples": 480_001}, "whole seconds"),
         ({"frequency_max": 30_000}, "f_max"),
         ({"feature_size": "many"}, "many"),
     ],

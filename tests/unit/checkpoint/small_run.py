@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import numpy as np
 import soundfile
 import torch
 
-from clap_zero.checkpoint.files import save_tensors, write_json
+from clap_zero.checkpoint.files import checksum_file, save_tensors, write_json
 from clap_zero.checkpoint.state import TRAINER_STATE, TrainState
 from clap_zero.checkpoint.store import CheckpointStore
 from clap_zero.checkpoint.weights import write_weights
@@ -65,16 +66,27 @@ def make_model(*, fusion: bool, seed: int = 0) -> ClapForContrast:
     return model.eval()
 
 
-def make_run(run_dir: Path, model: ClapForContrast, *, step: int = 7, val: tuple[str, ...] = ()) -> Path:
-    """Writes a run with one checkpoint of the model."""
+def make_run(
+    run_dir: Path,
+    model: ClapForContrast,
+    *,
+    step: int = 7,
+    val: tuple[str, ...] = (),
+    companions: Mapping[str, bytes] | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Path:
+    """Writes a run with one checkpoint of the model; `changes` are sections of its configuration."""
     store = CheckpointStore(run_dir / "checkpoints")
     temporary = store.begin(step)
     engine = SimpleNamespace(module=model, optimizer=None, device=torch.device("cpu"))
     records, error = write_weights(engine, temporary, max_file_bytes=1_000_000)  # type: ignore[arg-type]
     assert error is None
-    state = TrainState(step=step, epoch=0, offset=0, samples=0, world_size=1, stage=2, attempt=0)
+    state = TrainState(step=step, epoch=0, offset=0, samples=0, world_size=1, stage=2)
     records[TRAINER_STATE] = write_json(temporary / TRAINER_STATE, asdict(state))
     records["rank-00000.safetensors"] = save_tensors(temporary / "rank-00000.safetensors", {"x": torch.ones(1)})
+    for name, content in (companions or {}).items():
+        (temporary / name).write_bytes(content)
+        records[name] = checksum_file(temporary / name)
     store.commit(temporary, step, records)
     run = RunConfig.model_validate(
         {
@@ -84,6 +96,7 @@ def make_run(run_dir: Path, model: ClapForContrast, *, step: int = 7, val: tuple
             "evaluate": {"batch_size": 2},
             "checkpoint": {"every_steps": 5},
             "ds_config": "zero2.json",
+            **(changes or {}),
         }
     )
     (run_dir / "config.yaml").write_text(dump_run_config(run))

@@ -102,9 +102,11 @@ def test_a_directory_in_use_is_refused_and_overwritten_only_when_asked(exported:
     assert (out / "mine.txt").exists()
     assert export_run(folder / "run", out, overwrite=True) == out
     assert not (out / "mine.txt").exists() and (out / "model.safetensors").exists()
-    for target in (folder / "run", folder, folder / "run" / "checkpoints"):
-        with pytest.raises(CheckpointError, match="the run"):
-            export_run(folder / "run", target, overwrite=True)
+    run = folder / "run"
+    for source in (run, run / "checkpoints" / "step-00000007"):
+        for target in (run, folder, run / "checkpoints", run / "eval"):
+            with pytest.raises(CheckpointError, match="the run"):
+                export_run(source, target, overwrite=True)
 
 
 def test_large_models_are_sharded(exported: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,3 +159,12 @@ def test_no_run_and_no_checkpoint_are_refused(tmp_path: Path) -> None:
         export_run(tmp_path / "run", tmp_path / "out")
     with pytest.raises(CheckpointError, match="step 3"):
         export_run(tmp_path / "run", tmp_path / "out", step=3)
+
+
+def test_a_scale_that_overshot_is_exported_as_the_trainer_used_it(tmp_path: Path) -> None:
+    model = make_model(fusion=False)
+    with torch.no_grad():
+        model.logit_scale_a.fill_(4.7)
+    out = export_run(make_run(tmp_path / "run", model), tmp_path / "out")
+    assert load_file(out / "model.safetensors")["logit_scale_a"].exp().item() == pytest.approx(100, rel=1e-6)
+    assert model().logit_scale.item() == pytest.approx(100, rel=1e-6)

@@ -32,6 +32,30 @@ def test_writes_and_prints_the_figures(run_dir: Path, capsys: pytest.CaptureFixt
     assert eval_run(run_dir, step=7, device="cpu", batch_size=3).metrics == pytest.approx(result.metrics)
 
 
+def test_a_checkpoint_path_writes_beside_its_run(tmp_path: Path) -> None:
+    shards = make_shards(tmp_path / "val", num_clips=2)
+    run = make_run(tmp_path / "run", make_model(fusion=False), val=(str(shards),))
+    checkpoint = run / "checkpoints" / "step-00000007"
+    eval_run(checkpoint, device="cpu")
+    assert (run / "eval" / "step-7.json").is_file() and not (checkpoint / "eval").exists()
+    with pytest.raises(CheckpointError, match="is one checkpoint"):
+        eval_run(checkpoint, step=3, device="cpu")
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.9])
+def test_the_runs_limit_of_bad_samples_counts(tmp_path: Path, fraction: float) -> None:
+    shards = make_shards(tmp_path / "val", num_clips=6)
+    (shards / "sizes.json").write_text(json.dumps({"0.tar": 27, "1.tar": 3}))
+    data = {"train": ["unused"], "val": [str(shards)], "max_bad_fraction": fraction}
+    run = make_run(tmp_path / "run", make_model(fusion=False), changes={"data": data})
+    if fraction > 0.5:
+        result = eval_run(run, device="cpu")
+        assert (result.num_clips, result.num_skipped) == (6, 24)
+    else:
+        with pytest.raises(DataError, match="max_bad_fraction 0.05"):
+            eval_run(run, device="cpu")
+
+
 def test_best_is_a_marked_step(run_dir: Path) -> None:
     with pytest.raises(CheckpointError, match="marked as best"):
         eval_run(run_dir, step="best")
@@ -57,6 +81,10 @@ def test_the_best_checkpoint_is_by_mean_map(tmp_path: Path) -> None:
         write_result(tmp_path, step, EvalResult(metrics, 4, 4))
     (tmp_path / "eval" / "step-40.json").write_text("{torn")
     assert list(read_results(tmp_path)) == [0, 10, 20, 30]
+    assert mark_best(tmp_path) == 20
+    (store.root / "step-00000020" / "manifest.json").rename(tmp_path / "manifest.json")
+    assert mark_best(tmp_path) == 10
+    (tmp_path / "manifest.json").rename(store.root / "step-00000020" / "manifest.json")
     assert mark_best(tmp_path) == 20
     store.prune(1)
     assert store.resolve("best") == store.root / "step-00000020"
