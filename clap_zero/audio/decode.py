@@ -5,7 +5,8 @@ CAF and W64; MP4/M4A, WebM, AAC and others are decoded where torchcodec and FFmp
 that cannot be used is an AudioError whose reason names the format that was found.
 
 Rules: channels are averaged; sampling rates outside 4 to 384 kHz, clips without samples, and clips with a NaN, an Inf
-or a sample beyond 2**31 are refused; of a file that is cut short the readable part is used, and a note says so.
+or a sample beyond 8 times full scale are refused; of a file that is cut short the readable part is used, and a note
+says so.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ __all__ = ["AudioError", "DecodedAudio", "decode", "load_clip"]
 
 MIN_RATE_HZ = 4_000
 MAX_RATE_HZ = 384_000
-MAX_ABSOLUTE_SAMPLE = 2.0**31
-"""Float files hold up to 1, or integers up to 2**31 by mistake; the squares of more overflow in the features."""
+MAX_PEAK = 8.0
+"""18 dB over full scale. Float files of another scale hold up to 32,768 by mistake: clipped, they would be noise."""
 
 _BLOCK_SAMPLES = 16_384
 """Samples (all channels) of one read: what one decoder error costs, and the most memory beside the result."""
@@ -145,14 +146,14 @@ def load_clip(
 
 
 def _checked(audio: DecodedAudio) -> DecodedAudio:
-    """The audio, or an AudioError if its samples are none, not finite or absurd."""
+    """The audio, or an AudioError if its samples are none, not finite or of another scale."""
     if audio.samples.size == 0:
         raise AudioError(f"{audio.kind} holds no samples in the part wanted")
     peak = float(np.abs(audio.samples).max())
     if not np.isfinite(peak):
         raise AudioError(f"{audio.kind} holds NaN or infinite samples")
-    if peak > MAX_ABSOLUTE_SAMPLE:
-        raise AudioError(f"{audio.kind} holds samples of {peak:.1e}; full scale is 1")
+    if peak > MAX_PEAK:
+        raise AudioError(f"{audio.kind} holds samples up to {peak:.6g}, full scale is 1")
     return audio
 
 

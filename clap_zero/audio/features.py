@@ -42,12 +42,13 @@ class ClapFeatures:
     window, power spectrum, mel filters, 10 log10(max(x, 1e-10)), no top_db. The features of a clip do not depend on
     the other clips of its batch.
 
-    The time goes into copies rather than arithmetic, so on a CPU the frames go through in blocks that stay in the
-    cache, and only the bins under the mel filters are squared. On other devices the short clips go through in groups.
+    The time goes into copies rather than arithmetic, so the frames go through in blocks, which on a CPU stay in the
+    cache, and only the bins under the mel filters are squared. On other devices short clips go through in groups of a
+    block's size, and a long clip takes no more memory than a group of short ones.
     """
 
     _CPU_BLOCK_FRAMES = 160  # 160 frames of 1024 float32 and their spectra are 1.3 MB
-    _DEVICE_GROUP_CLIPS = 16  # 16 clips of 10 s and their spectra are 0.3 GB
+    _DEVICE_BLOCK_FRAMES = 16_016  # 16 clips of 10 s and their spectra are 0.3 GB
 
     def __init__(self, cfg: FeatureConfig, *, device: torch.device | str, dtype: torch.dtype = torch.float32) -> None:
         """Args:
@@ -59,6 +60,7 @@ class ClapFeatures:
         assert dtype in (torch.float32, torch.float64), dtype
         self.cfg = cfg
         self.device = torch.device(device)
+        self._block_frames = self._CPU_BLOCK_FRAMES if self.device.type == "cpu" else self._DEVICE_BLOCK_FRAMES
         self.dtype = dtype
         filters = mel_filters(
             scale="htk" if cfg.truncation == "fusion" else "slaney",
@@ -100,7 +102,7 @@ class ClapFeatures:
         with _exact_float32(self.device):
             waves = clips.samples.to(self.device, non_blocking=True).split(lengths)
             short = [i for i, is_longer in enumerate(longer) if not is_longer]
-            group_size = 1 if self.device.type == "cpu" else self._DEVICE_GROUP_CLIPS
+            group_size = max(1, self._block_frames // cfg.chunk_frames)
             for first in range(0, len(short), group_size):
                 group = short[first : first + group_size]
                 for i, mel in zip(group, self._log_mel(self._pad_short([waves[j] for j in group])), strict=True):
@@ -147,7 +149,7 @@ class ClapFeatures:
         frames = padded.unfold(-1, cfg.n_fft, cfg.hop)
         num_clips, num_frames = frames.shape[:2]
         mel = torch.empty((num_clips, num_frames, cfg.num_mels), dtype=self.dtype, device=self.device)
-        num_blocks = math.ceil(num_frames / self._CPU_BLOCK_FRAMES) if self.device.type == "cpu" else 1
+        num_blocks = math.ceil(num_frames / max(1, self._block_frames // num_clips))
         block = math.ceil(num_frames / num_blocks)
         for first in range(0, num_frames, block):
             part = slice(first, first + block)

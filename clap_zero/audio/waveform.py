@@ -1,4 +1,4 @@
-"""Operations on waveforms: mix-down, resampling, 16-bit round trip, repeat-padding, cropping."""
+"""Operations on waveforms: mix-down, resampling, 16-bit round trip, cropping."""
 
 from __future__ import annotations
 
@@ -95,21 +95,6 @@ def from_int16(samples: np.ndarray) -> np.ndarray:
     Source: `int16_to_float32` in LAION-AI/CLAP, laion_clap/training/data.py.
     """
     return samples.astype(np.float32) / np.float32(INT16_SCALE)
-
-
-def repeat_pad(samples: np.ndarray, num_samples: int) -> np.ndarray:
-    """Repeats as often as the clip fits whole, then pads with zeros to `num_samples` ("repeatpad").
-
-    Args:
-        samples: (n,) with 1 <= n <= num_samples.
-        num_samples: Length wanted.
-
-    Returns:
-        (num_samples,), dtype of `samples`.
-    """
-    assert 1 <= samples.size <= num_samples, (samples.size, num_samples)
-    repeated = np.tile(samples, num_samples // samples.size)
-    return np.pad(repeated, (0, num_samples - repeated.size))
 
 
 def crop(samples: np.ndarray, start_sample: int, num_samples: int) -> np.ndarray:

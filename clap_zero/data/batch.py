@@ -123,6 +123,7 @@ class EvalBatch:
         attention_mask: int64 (c, L).
         caption_clip_ids: int64 (c,): the clip_id of each caption.
         caption_valid: bool (c,): `valid` of its clip.
+        caption_ids: int64 (c,), equal where captions are equal (a hash of the text).
         keys: `shard::basename` of each clip.
         captions: the texts, (c,).
         skipped: (key, reason) of each sample that could not be used.
@@ -137,13 +138,14 @@ class EvalBatch:
     attention_mask: Tensor
     caption_clip_ids: Tensor
     caption_valid: Tensor
+    caption_ids: Tensor
     keys: list[str]
     captions: list[str]
     skipped: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     num_truncated: int = 0
 
-    _TENSORS = ("clip_ids", "valid", "input_ids", "attention_mask", "caption_clip_ids", "caption_valid")
+    _TENSORS = ("clip_ids", "valid", "input_ids", "attention_mask", "caption_clip_ids", "caption_valid", "caption_ids")
 
     def __len__(self) -> int:
         return len(self.keys)

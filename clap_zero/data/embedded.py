@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 from pathlib import Path
@@ -33,7 +34,7 @@ def sounds_directory() -> Path:
 def embedded_sounds(directory: Path | None = None, *, workers: int | None = None) -> tuple[Path, Path]:
     """The shards of the embedded sounds, packed at the first call and reused while the sounds are the same.
 
-    One caller at a time; killed in between, the next call begins again.
+    Of several callers one packs and the others wait; killed in between, the next call begins again.
 
     Args:
         directory: where the splits go; None: ./data/embedded_sounds.
@@ -49,9 +50,24 @@ def embedded_sounds(directory: Path | None = None, *, workers: int | None = None
     train, test = (directory / split for split in _SPLITS)
     sounds = sounds_directory()
     stamp = _stamp(sounds)
-    whole = all((split / "sizes.json").is_file() for split in (train, test))
-    if whole and (directory / _STAMP).is_file() and (directory / _STAMP).read_text("utf-8") == stamp:
-        return train, test
+    if not _is_packed(directory, stamp):
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / ".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is_packed(directory, stamp):  # another caller may have done it meanwhile
+                _pack(sounds, directory, workers)
+                written = directory / f".{_STAMP}"
+                written.write_text(stamp, "utf-8")
+                written.replace(directory / _STAMP)
+    return train, test
+
+
+def _is_packed(directory: Path, stamp: str) -> bool:
+    whole = all((directory / split / "sizes.json").is_file() for split in _SPLITS)
+    return whole and (directory / _STAMP).is_file() and (directory / _STAMP).read_text("utf-8") == stamp
+
+
+def _pack(sounds: Path, directory: Path, workers: int | None) -> None:
     report = pack(
         PackOptions(
             out=directory,
@@ -65,8 +81,6 @@ def embedded_sounds(directory: Path | None = None, *, workers: int | None = None
     missing = [split for split in _SPLITS if split not in report.splits]
     if missing or report.num_rejected:
         raise DataError(f"the embedded sounds in {sounds} are damaged: " + "; ".join(report.lines()))
-    (directory / _STAMP).write_text(stamp, "utf-8")
-    return train, test
 
 
 def _stamp(sounds: Path) -> str:

@@ -65,11 +65,6 @@ class ShardIndex:
         """Samples of an epoch."""
         return int(self.sizes.sum())
 
-    @property
-    def shards(self) -> tuple[Shard, ...]:
-        """The shards as objects (made on each call)."""
-        return tuple(self.shard(number) for number in range(len(self.paths)))
-
     @cached_property
     def fingerprint(self) -> str:
         """Hash over names and counts: equal for equal data wherever it lies."""

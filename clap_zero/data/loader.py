@@ -30,7 +30,7 @@ __all__ = ["Batch", "EvalBatch", "LoaderPlan", "eval_batches", "train_batches"]
 
 _logger = logging.getLogger(__name__)
 MIN_BAD = 16
-"""So many bad samples of an epoch on a rank never end a run."""
+"""So many bad samples of an epoch on a rank do not end a run, where they are less than half of its early ones."""
 _EARLY_SAMPLES = 10_000
 _SKIPS_SHOWN = 20
 
@@ -48,8 +48,8 @@ def train_batches(index: ShardIndex, *, plan: LoaderPlan) -> Iterator[Batch]:
         A generator; all ranks get batches of equal size and may take as many as they like.
 
     Raises:
-        DataError: (at once) there are fewer samples than a global batch; (later) too many samples are bad, or a worker
-            died.
+        DataError: (from this call) there are fewer samples than a global batch; (from the generator) too many samples
+            are bad, or a worker died.
         ConfigError: a setting is out of range.
     """
     _check(plan)
@@ -168,8 +168,8 @@ class _BadSamples:
     """Counts samples that could not be used, says so, and ends the run when they are too many.
 
     The limit is `max_bad_fraction` of the rank's slots in the epoch so far, of at least its share of 10,000 samples (or
-    of the epoch, where that is smaller), and never below 16: one broken shard among many, or two bad files among
-    thirty, do not end a run.
+    of the epoch, where that is smaller), and never below 16 or, with few samples, below half of them: one broken shard
+    among many, or two bad files among thirty, do not end a run; more bad ones than good ones do.
     """
 
     def __init__(self, plan: LoaderPlan, num_samples: int) -> None:
@@ -195,7 +195,8 @@ class _BadSamples:
             self._latest = [*self._latest[-9:], f"{key} ({reason})"]
             if self._total <= _SKIPS_SHOWN or self._total & (self._total - 1) == 0:
                 _logger.warning("rank %d skipped sample %d: %s (%s)", self._plan.rank, self._total, key, reason)
-        limit = max(MIN_BAD, self._plan.max_bad_fraction * max(self._slots, self._early))
+        floor = min(MIN_BAD, self._early / 2)
+        limit = max(floor, self._plan.max_bad_fraction * max(self._slots, self._early))
         if self._bad > limit:
             raise DataError(
                 f"{self._bad} of {self._slots} samples of epoch {self._epoch} are unusable on rank {self._plan.rank}, "

@@ -127,7 +127,9 @@ class PackReport:
 
 
 def pack(options: PackOptions) -> PackReport:
-    """Packs a source into shards; the splits appear whole under `options.out`, or not at all.
+    """Packs a source into shards. Each split appears whole under `options.out`, or stays as it was.
+
+    A pack that is killed while it publishes several splits may leave some new and some old.
 
     Args:
         options: what and how.
@@ -138,9 +140,9 @@ def pack(options: PackOptions) -> PackReport:
     """
     source = _source(options)
     scratch = options.out / f".packing-{socket.gethostname()}-{os.getpid()}"
+    _remove_leftovers(options.out)
     _refuse_existing(options, [options.columns.default_split] if options.folder else [])
     options.out.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(options.out)
     scratch.mkdir()
     report = PackReport(num_rows=source.num_rows, num_duplicates=source.num_duplicates, extra=source.extra)
     writers: dict[str, SplitWriter] = {}
@@ -154,6 +156,7 @@ def pack(options: PackOptions) -> PackReport:
     finally:
         for writer in writers.values():
             writer.abandon()
+        _move_back(scratch)
         shutil.rmtree(scratch, ignore_errors=True)
     return report
 
@@ -231,10 +234,19 @@ def _refuse_existing(options: PackOptions, splits: Iterable[str]) -> None:
             raise DataError(f"{target} is there already: give --overwrite, or another directory")
 
 
+def _move_back(scratch: Path) -> None:
+    """Puts splits back that were moved out of the way, and whose successors never came into their places."""
+    for old in scratch.glob("*.old"):
+        target = scratch.parent / old.name.removesuffix(".old")
+        if not target.exists():
+            old.rename(target)
+
+
 def _remove_leftovers(out: Path) -> None:
-    """Removes what packs of this machine left when they were killed."""
+    """Removes what packs of this machine left when they were killed, once the splits that they took are back."""
     host = f".packing-{socket.gethostname()}-"
     for path in out.glob(".packing-*"):
         pid = path.name.removeprefix(host)
         if path.name.startswith(host) and pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            _move_back(path)
             shutil.rmtree(path, ignore_errors=True)

@@ -33,9 +33,9 @@ def from_dataset(name: str, columns: Columns, *, config: str | None = None) -> S
         return from_manifest(table, columns, _audio_root(directory))
     splits = _load(name, directory, config, columns.default_split)
     total = sum(len(split) for split in splits.values())
-    first = next(iter(splits.values()))
-    columns = _columns(columns, first, name)
-    return Source(_rows(splits, columns, name), total, total)
+    # Each split by itself: one may have a column more, or its captions under another name.
+    by_split = {split_name: _columns(columns, split, name) for split_name, split in splits.items()}
+    return Source(_rows(splits, by_split, name), total, total)
 
 
 def _load(name: str, directory: Path, config: str | None, default_split: str) -> Mapping[str, Any]:
@@ -60,10 +60,11 @@ def _columns(columns: Columns, split: Any, name: str) -> Columns:
     return resolve_columns(columns, split.column_names, name)
 
 
-def _rows(splits: Mapping[str, Any], columns: Columns, name: str) -> Iterator[Item]:
+def _rows(splits: Mapping[str, Any], by_split: Mapping[str, Columns], name: str) -> Iterator[Item]:
     import datasets
 
     for split_name, split in splits.items():
+        columns = by_split[split_name]
         here = replace(columns, default_split=columns.split_map.get(split_name, split_name))
         if isinstance(split.features[columns.audio], datasets.Audio):
             split = split.cast_column(columns.audio, datasets.Audio(decode=False))

@@ -73,7 +73,6 @@ class SlotSource:
         self._orders: OrderedDict[int, EpochOrder] = OrderedDict()
         self._again: deque[Sample] = deque()
         self.reader = ShardReader(shards_kept=2 * plan.shuffle_shards + 8)
-        self._reasons: Counter[str] = Counter()
 
     def __call__(self) -> Iterator[Sample]:
         info = get_worker_info()
@@ -84,7 +83,8 @@ class SlotSource:
                 for slot, (position, valid) in enumerate(
                     zip(work.positions.tolist(), work.valid.tolist(), strict=True)
                 ):
-                    yield self._read({"work": work, "slot": slot, "position": position, "attempt": 0, "valid": valid})
+                    first = {"work": work, "slot": slot, "position": position, "valid": valid}
+                    yield self._read({**first, "attempt": 0, "faults": ()})
                     while self._again:
                         yield self._read(self._again.popleft())
         finally:
@@ -97,14 +97,15 @@ class SlotSource:
             DataError: too many samples in a row were bad for this slot.
         """
         attempt = sample["attempt"] + 1
-        self._reasons[sample["fault"]] += 1
+        faults = (*sample["faults"], sample["fault"])
         if attempt >= MAX_ATTEMPTS:
-            reasons = "; ".join(f"{reason} ({number})" for reason, number in self._reasons.most_common(3))
+            reasons = "; ".join(f"{reason} ({number})" for reason, number in Counter(faults).most_common(3))
             raise DataError(
                 f"0 usable of {attempt} samples tried in a row, the last is {sample['__key__']}: {reasons}; "
                 f"suffixes seen: {describe_suffixes(self.reader.suffixes())}"
             )
-        self._again.append({**{k: sample[k] for k in ("work", "slot", "position", "valid")}, "attempt": attempt})
+        kept = {name: sample[name] for name in ("work", "slot", "position", "valid")}
+        self._again.append({**kept, "attempt": attempt, "faults": faults})
 
     def _read(self, slot: Sample) -> Sample:
         order = self._order(slot["work"].position.epoch)
@@ -247,13 +248,17 @@ def _clips(samples: list[Sample]) -> ClipBatch:
     return ClipBatch.from_parts([sample["clip"] for sample in samples], [sample["chunk_starts"] for sample in samples])
 
 
+def _caption_ids(captions: list[str]) -> torch.Tensor:
+    return torch.tensor([caption_id(caption) for caption in captions], dtype=torch.int64)
+
+
 def _train_batch(samples: list[Sample]) -> Batch:
     input_ids, attention_mask = pad_ids([sample["ids"][0] for sample in samples])
     return Batch(
         clips=_clips(samples),
         input_ids=input_ids,
         attention_mask=attention_mask,
-        caption_ids=torch.tensor([caption_id(sample["captions"][0]) for sample in samples], dtype=torch.int64),
+        caption_ids=_caption_ids([sample["captions"][0] for sample in samples]),
         keys=[sample["__key__"] for sample in samples],
         position=samples[0]["work"].position,
         micro_index=samples[0]["work"].micro_index,
@@ -263,6 +268,7 @@ def _train_batch(samples: list[Sample]) -> Batch:
 def _eval_batch(samples: list[Sample]) -> EvalBatch:
     valid = [sample["valid"] and sample["attempt"] == 0 for sample in samples]
     input_ids, attention_mask = pad_ids([ids for sample in samples for ids in sample["ids"]])
+    captions = [caption for sample in samples for caption in sample["captions"]]
     repeats = torch.tensor([len(sample["ids"]) for sample in samples])
     clip_ids, valid_tensor = torch.tensor([sample["position"] for sample in samples]), torch.tensor(valid)
     return EvalBatch(
@@ -273,8 +279,9 @@ def _eval_batch(samples: list[Sample]) -> EvalBatch:
         attention_mask=attention_mask,
         caption_clip_ids=clip_ids.repeat_interleave(repeats),
         caption_valid=valid_tensor.repeat_interleave(repeats),
+        caption_ids=_caption_ids(captions),
         keys=[sample["__key__"] for sample in samples],
-        captions=[caption for sample in samples for caption in sample["captions"]],
+        captions=captions,
     )
 
 

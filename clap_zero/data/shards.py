@@ -163,18 +163,28 @@ class ShardReader:
             BadSampleError: there is no such sample, or its bytes cannot be read.
         """
         try:
-            contents = self._open(path, declared)
-            if sample_id >= len(contents.keys):
-                raise BadSampleError(f"the index says {declared} samples, the shard has {contents.num_complete}")
-            group = contents.groups[sample_id]
-            if group.audio is None:
-                raise BadSampleError("no audio member with this key")
-            if not group.texts:
-                raise BadSampleError("no .json or .txt member with this key")
-            audio = self._bytes(path, group.audio)
-            texts = {suffix: self._bytes(path, member) for suffix, member in group.texts.items()}
+            return self._read(path, sample_id, declared)
+        except OSError:
+            # A descriptor can go stale for good (a network file system, a disk that came back): once more, with a new
+            # one, before the sample counts as lost.
+            self._close(path)
+        try:
+            return self._read(path, sample_id, declared)
         except OSError as error:
+            self._close(path)
             raise BadSampleError(f"the shard cannot be read: {error.strerror or error}") from error
+
+    def _read(self, path: str, sample_id: int, declared: int) -> RawSample:
+        contents = self._open(path, declared)
+        if sample_id >= len(contents.keys):
+            raise BadSampleError(f"the index says {declared} samples, the shard has {contents.num_complete}")
+        group = contents.groups[sample_id]
+        if group.audio is None:
+            raise BadSampleError("no audio member with this key")
+        if not group.texts:
+            raise BadSampleError("no .json or .txt member with this key")
+        audio = self._bytes(path, group.audio)
+        texts = {suffix: self._bytes(path, member) for suffix, member in group.texts.items()}
         return RawSample(contents.keys[sample_id], audio, texts)
 
     def key(self, path: str, sample_id: int) -> str:
@@ -199,6 +209,10 @@ class ShardReader:
         """Closes all files."""
         while self._files:
             os.close(self._files.popitem()[1])
+
+    def _close(self, path: str) -> None:
+        if path in self._files:
+            os.close(self._files.pop(path))
 
     def _open(self, path: str, declared: int) -> ShardContents:
         if path not in self._contents:

@@ -10,7 +10,7 @@ Conventions (LAION-AI/CLAP `evaluate_clotho_audiocaps`, written so that nothing 
 - mAP@10: the sum over i of i / r_i where r_i <= 10, divided by n always. With one relevant item that is 1 / r.
 - Equal captions of different clips stay different captions, each relevant to its own clip only, as published figures
   count them. Their scores are equal, so each of them gets the middle of the tie.
-- Scores within 1e-6 are equal: the same text embedded in two batches differs by rounding.
+- Scores within 1e-6 are equal: the same clip or text embedded in two batches differs by rounding.
 - R@k and mAP@10 are fractions, 0 to 1; the median rank counts from 1.
 """
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from clap_zero.checkpoint.files import write_text_atomic
 from clap_zero.checkpoint.store import CheckpointStore, step_name
 from clap_zero.data.batch import EvalBatch
 from clap_zero.distributed.collectives import all_gather_objects, broadcast_object, rank_and_size
-from clap_zero.errors import ClapZeroError, ConfigError
+from clap_zero.errors import CheckpointError, ClapZeroError, ConfigError
 from clap_zero.evaluation.retrieval import RECALL_AT, mean_map, retrieval_metrics
 
 
@@ -46,6 +46,7 @@ class _Embeddings:
     clip_ids: Tensor
     text: Tensor
     caption_clip_ids: Tensor
+    caption_ids: Tensor
     num_skipped: int
 
     @staticmethod
@@ -59,6 +60,7 @@ class _Embeddings:
             clip_ids[by_clip],
             torch.cat([part.text for part in parts])[by_owner],
             owners[by_owner],
+            torch.cat([part.caption_ids for part in parts])[by_owner],
             sum(part.num_skipped for part in parts),
         )
 
@@ -124,6 +126,7 @@ def _embed(
                 batch.clip_ids.cpu()[valid],
                 output.text_embeds.float().cpu()[caption_valid],
                 batch.caption_clip_ids.cpu()[caption_valid],
+                batch.caption_ids.cpu()[caption_valid],
                 len(batch.skipped),
             )
         )
@@ -136,11 +139,15 @@ def _rank_all(parts: list[_Embeddings]) -> EvalResult:
     every = _Embeddings.joined(parts)
     assert len(every.clip_ids.unique()) == len(every.clip_ids), "a clip was embedded by two ranks"
     rows = torch.searchsorted(every.clip_ids, every.caption_clip_ids)
-    metrics = retrieval_metrics(every.audio, every.text, rows)
+    # Equal captions have equal scores: in bf16 the same text embedded in two batches differs by more than rounding.
+    _, groups = every.caption_ids.unique(return_inverse=True)
+    places = torch.arange(len(groups))
+    first = torch.full_like(places, len(groups)).scatter_reduce(0, groups, places, "amin")
+    metrics = retrieval_metrics(every.audio, every.text[first[groups]], rows)
     return EvalResult(metrics, len(every.audio), len(every.text), every.num_skipped)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _evaluation_mode(model: nn.Module) -> Iterator[None]:
     """eval() within the block; afterwards every submodule is in the mode that it was in (some may be frozen)."""
     modes = [(part, part.training) for part in model.modules()]
@@ -185,14 +192,15 @@ def mark_best(run_dir: str | Path) -> int | None:
     The best has the highest mean of mAP@10 in both directions, the later one of equals. Call it after `write_result`.
 
     Returns:
-        Its step, None while no step has both an evaluation and a checkpoint.
+        Its step, None while no step has both an evaluation and a complete checkpoint.
     """
     store = CheckpointStore(Path(run_dir) / "checkpoints")
     results = {step: r for step, r in read_results(run_dir).items() if (store.root / step_name(step)).is_dir()}
-    best = max(results, key=lambda step: (mean_map(results[step]), step), default=None)
-    if best is not None:
-        store.mark_best(best)
-    return best
+    for step in sorted(results, key=lambda step: (mean_map(results[step]), step), reverse=True):
+        with contextlib.suppress(CheckpointError):  # not complete: the next best one
+            store.mark_best(step)
+            return step
+    return None
 
 
 def format_result(result: EvalResult, *, title: str) -> str:

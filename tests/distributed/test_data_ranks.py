@@ -43,7 +43,7 @@ def evaluate(split: str, workers: int):
 
 
 @pytest.mark.parametrize(("sizes", "micro", "accumulation"), [([64], 8, 2), ([40, 64], 8, 1), ([5, 0, 3, 9], 3, 1)])
-def test_s09_shards_fewer_than_ranks_times_workers(tmp_path, sizes, micro, accumulation):
+def test_shards_fewer_than_ranks_times_workers(tmp_path, sizes, micro, accumulation):
     split = str(write_split(tmp_path / "train", sizes))
     results = run_distributed(train_epoch, 2, split, micro, accumulation, 2)
     assert results[0] == results[1]
@@ -52,7 +52,7 @@ def test_s09_shards_fewer_than_ranks_times_workers(tmp_path, sizes, micro, accum
     assert len(keys) == len(set(keys)) == sum(sizes) // batch * batch
 
 
-def test_t01_a_bad_sample_on_one_rank_only(tmp_path):
+def test_a_bad_sample_on_one_rank_only(tmp_path):
     members = [m for n in range(15) for m in pair(f"s{n:04d}", n)] + [("x.flac", b"junk"), ("x.txt", b"x")]
     write_tar(tmp_path / "train" / "0.tar", members)
     results = run_distributed(train_epoch, 2, str(tmp_path / "train"), 2, 1, 0)

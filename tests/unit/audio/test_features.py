@@ -97,6 +97,26 @@ def test_clips_a_little_longer_than_ten_seconds(num_samples):
     assert np.abs(ours[0].numpy() - theirs).max() <= 1e-3
 
 
+@pytest.mark.parametrize("block_frames", [100, 2002])
+def test_no_transform_takes_more_than_a_block(block_frames, monkeypatch):
+    """Short clips in groups, and long ones by their frames: as on a device, with a smaller block."""
+    cfg = FeatureConfig("fusion")
+    batch = ClipBatch.from_clips([noise(seconds, seed=i) for i, seconds in enumerate((5, 2, 45, 10, 8))], cfg)
+    features = ClapFeatures(cfg, device="cpu")
+    expected, _ = features(batch)
+    sizes, original = [], torch.fft.rfft
+
+    def transform(frames):
+        sizes.append(frames.shape[0] * frames.shape[1])
+        return original(frames)
+
+    monkeypatch.setattr(torch.fft, "rfft", transform)
+    features._block_frames = block_frames
+    assert (features(batch)[0] - expected).abs().max() < 1e-4
+    assert sum(sizes) == 4 * 1001 + 4501 and max(sizes) <= block_frames
+    assert (2002 in sizes) == (block_frames == 2002)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("as_int16", [True, False])
 def test_a_clip_does_not_depend_on_its_batch(mode, as_int16):
@@ -125,7 +145,7 @@ def test_sixteen_bit_clips_mean_their_float_samples():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_silence_is_the_floor_and_never_nan(mode):
-    # A11: a full micro batch of digital silence.
+    # A full micro batch of digital silence.
     cfg = FeatureConfig(mode)
     clips = [np.zeros(n, dtype=np.float32) for n in (480_000, 1, 700_000, 48_000)]
     ours, _ = ClapFeatures(cfg, device="cpu")(ClipBatch.from_clips(clips, cfg))
@@ -137,7 +157,7 @@ def test_silence_is_the_floor_and_never_nan(mode):
 @pytest.mark.parametrize("num_samples", [1, 480, 43_200, 479_952])
 @pytest.mark.parametrize("mode", MODES)
 def test_very_short_clips_are_repeat_padded(num_samples, mode):
-    # A13: 1 sample, 10 ms, 0.9 s, 9.999 s.
+    # 1 sample, 10 ms, 0.9 s, 9.999 s.
     cfg, clip = FeatureConfig(mode), noise(10)[:num_samples]
     ours, is_longer = ClapFeatures(cfg, device="cpu")(ClipBatch.from_parts([clip], [(0, 0, 0)]))
     theirs, _ = reference(clip, (0, 0, 0), mode)

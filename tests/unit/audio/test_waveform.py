@@ -12,7 +12,7 @@ from tests.unit.audio.sounds import noise, tone
 
 
 def test_opposite_channels_cancel_and_one_of_six_survives():
-    # A07: one stated rule, the mean.
+    # One stated rule, the mean.
     left = noise(0.1)
     silence = waveform.mix_down(np.stack([left, -left], axis=1))
     assert silence.shape == left.shape and not silence.any()
@@ -66,8 +66,5 @@ def test_sixteen_bit_round_trip_is_laions():
     assert np.array_equal(waveform.to_int16(noise(1)), (noise(1) * np.float32(32767)).astype(np.int16))
 
 
-def test_repeat_padding_repeats_whole_clips_only():
-    assert waveform.repeat_pad(np.array([1, 2, 3]), 8).tolist() == [1, 2, 3, 1, 2, 3, 0, 0]
-    assert waveform.repeat_pad(np.array([1]), 3).tolist() == [1, 1, 1]
-    assert waveform.repeat_pad(np.array([1, 2]), 2).tolist() == [1, 2]
+def test_a_crop_is_the_part_asked_for():
     assert waveform.crop(np.arange(9), 2, 3).tolist() == [2, 3, 4]

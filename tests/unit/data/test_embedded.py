@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +44,24 @@ def test_packed_again_when_killed_or_changed(sounds, tmp_path):
         file.write("\n3.ogg,new,newer,train,s,CC0,a")
     embedded.embedded_sounds(tmp_path / "data", workers=1)
     assert json.loads((train / "sizes.json").read_text()) == {"0.tar": 3}
+
+
+def test_of_two_callers_one_packs_and_the_other_waits(sounds, tmp_path, monkeypatch):
+    calls = []
+
+    def slow(options):
+        calls.append(options.out)
+        time.sleep(0.3)
+        for split in ("train", "test"):
+            (options.out / split).mkdir(exist_ok=True)
+            (options.out / split / "sizes.json").write_text("{}")
+        return SimpleNamespace(splits={"train": None, "test": None}, num_rejected=0)
+
+    monkeypatch.setattr(embedded, "pack", slow)
+    with ThreadPoolExecutor(2) as threads:
+        found = [threads.submit(embedded.embedded_sounds, tmp_path / "data", workers=1) for _ in range(2)]
+        assert found[0].result() == found[1].result()
+    assert len(calls) == 1
 
 
 def test_default_place_is_below_the_working_directory(sounds, tmp_path, monkeypatch):

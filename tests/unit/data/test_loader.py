@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from clap_zero.audio.clips import FeatureConfig
+from clap_zero.data.captions import caption_id
 from clap_zero.data.index import load_index
 from clap_zero.data.loader import LoaderPlan, eval_batches, train_batches
 from clap_zero.data.partition import DataPosition
+from clap_zero.data.pipeline import build_pipeline
 from clap_zero.errors import ConfigError, DataError
 from tests.unit.data.shard_files import audio_bytes, pair, write_split, write_tar
 
@@ -38,7 +40,7 @@ def index(tmp_path_factory):
     return load_index([str(write_split(tmp_path_factory.mktemp("data") / "train", [10, 6, 8]))])
 
 
-def test_s11_every_sample_once_per_epoch_in_another_order_each_time(index):
+def test_every_sample_once_per_epoch_in_another_order_each_time(index):
     epochs = [[], []]
     for rank in range(2):
         for batch in take(index, 6, rank=rank, world_size=2):
@@ -89,7 +91,7 @@ def test_more_ranks_see_the_same_global_batches(index):
     assert [sorted(a.keys + b.keys) for a, b in zip(*ranks, strict=True)] == one
 
 
-def test_s10_workers_change_nothing_and_none_is_left(index):
+def test_workers_change_nothing_and_none_is_left(index):
     reference = take(index, 9, accumulation=2)
     for workers in (1, 3):
         found = take(index, 9, accumulation=2, workers=workers)
@@ -100,9 +102,9 @@ def test_s10_workers_change_nothing_and_none_is_left(index):
         assert all((a.input_ids == b.input_ids).all() for a, b in zip(found, reference, strict=True))
 
 
-def test_t10_crops_differ_over_ranks_and_epochs_and_repeat_with_the_seed(tmp_path):
+def test_crops_differ_over_ranks_and_epochs_and_repeat_with_the_seed(tmp_path):
     """One long clip in every sample: what is cut tells where."""
-    features = FeatureConfig("rand_trunc", max_samples=4800, chunk_frames=11)
+    features = FeatureConfig("rand_trunc", max_samples=48_000)
     clip = audio_bytes(7, seconds=2.0)
     members = [m for n in range(16) for m in ((f"{n}.flac", clip), (f"{n}.txt", b"noise"))]
     write_tar(tmp_path / "train" / "0.tar", members)
@@ -112,8 +114,8 @@ def test_t10_crops_differ_over_ranks_and_epochs_and_repeat_with_the_seed(tmp_pat
         found = []
         for rank in range(2):
             for batch in take(index, 4, rank=rank, world_size=2, features=features, **change):
-                assert batch.clips.lengths.tolist() == [4800] * 4
-                found += [part.numpy().tobytes() for part in batch.clips.samples.split(4800)]
+                assert batch.clips.lengths.tolist() == [48_000] * 4
+                found += [part.numpy().tobytes() for part in batch.clips.samples.split(48_000)]
         return found
 
     first = crops()
@@ -171,6 +173,31 @@ def test_too_many_bad_samples_end_the_run_with_their_list(tmp_path):
     assert len(take(index, 60, micro_batch=1, max_bad_fraction=0.5)) == 60
 
 
+@pytest.mark.parametrize(("good", "bad"), [(8, 12), (3, 5)])
+def test_more_bad_than_good_ones_of_few_end_the_run(tmp_path, good, bad):
+    members = [m for n in range(good) for m in pair(f"s{n:04d}", n)]
+    members += [m for n in range(bad) for m in ((f"bad{n}.flac", b"junk"), (f"bad{n}.txt", b"x"))]
+    write_tar(tmp_path / "train" / "0.tar", members)
+    index = load_index([str(tmp_path / "train")])
+    with pytest.raises(DataError, match="are unusable on rank 0"):
+        take(index, good + bad, micro_batch=1)
+    assert len(take(index, good + bad, micro_batch=1, max_bad_fraction=0.9)) == good + bad
+
+
+def test_the_reasons_are_those_of_the_slot(tmp_path):
+    """No slot finds a sample in the end; what earlier slots met is not counted for it."""
+    members = [m for n in range(2) for m in ((f"b{n}.flac", b"junk"), (f"b{n}.txt", b"x"))]
+    write_tar(tmp_path / "train" / "0.tar", members)
+    pipeline = build_pipeline(load_index([str(tmp_path / "train")]), plan(), training=True)
+    source = pipeline.pipeline[0]
+    for slot in range(2):
+        sample = {"work": None, "slot": slot, "position": 0, "valid": True, "attempt": 0, "faults": (), "__key__": "k"}
+        with pytest.raises(DataError, match=r"64 samples tried in a row, .*: reason \(64\);"):
+            while True:
+                source.retry({**sample, "fault": "reason"})
+                sample = {**sample, **source._again.popleft()}
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_all_samples_bad_ends_in_bounded_time(tmp_path, workers):
     members = [m for n in range(8) for m in ((f"b{n}.flac", b"junk"), (f"b{n}.txt", b"x"))]
@@ -180,7 +207,7 @@ def test_all_samples_bad_ends_in_bounded_time(tmp_path, workers):
         take(index, 1, workers=workers)
 
 
-def test_p03_fewer_samples_than_declared(tmp_path, caplog):
+def test_fewer_samples_than_declared(tmp_path, caplog):
     split = write_split(tmp_path / "train", [18])
     (split / "sizes.json").write_text('{"0.tar": 20}')
     index = load_index([str(split)])
@@ -191,7 +218,7 @@ def test_p03_fewer_samples_than_declared(tmp_path, caplog):
     assert "has 18 pairs, the index says 20" in caplog.text
 
 
-def test_s07_a_shard_cut_short_loses_only_its_end(tmp_path, caplog):
+def test_a_shard_cut_short_loses_only_its_end(tmp_path, caplog):
     split = write_split(tmp_path / "train", [16] * 8)
     path = split / "3.tar"
     data = path.read_bytes()
@@ -209,7 +236,7 @@ def test_s07_a_shard_cut_short_loses_only_its_end(tmp_path, caplog):
     assert f"{path} " in caplog.text and "cut short" in caplog.text and "damaged" in caplog.text
 
 
-def test_s09_fewer_samples_than_a_global_batch_is_refused_with_the_numbers(index):
+def test_fewer_samples_than_a_global_batch_is_refused_with_the_numbers(index):
     with pytest.raises(DataError, match=r"global batch of 32 \(4 micro x 2 accumulation x 4 ranks\).*24 samples"):
         train_batches(index, plan=plan(world_size=4, accumulation=2))
 
@@ -220,7 +247,7 @@ def test_settings_out_of_range_are_refused(index):
             train_batches(index, plan=plan(**change))
 
 
-def test_s06_only_incomplete_samples_behind_a_count(tmp_path):
+def test_only_incomplete_samples_behind_a_count(tmp_path):
     """The first shards are fine, the rest is not: found at run time, and never a hang."""
     write_tar(tmp_path / "train" / "0.tar", [("k.input.flac", audio_bytes(1)), ("k.outputs.txt", b"x")])
     write_tar(tmp_path / "train" / "1.tar", pair("good", 1))
@@ -254,13 +281,14 @@ def test_evaluation_counts_every_clip_once(tmp_path, world_size, workers):
             )
             if valid
         ]
+        assert batch.caption_ids.tolist() == [caption_id(text) for text in batch.captions]
     assert sorted(clips) == list(range(7))
     assert sorted(captions) == sorted((n, f"{place} {n}") for n in range(7) for place in ("first", "second"))
 
 
 def test_evaluation_is_the_same_each_time_and_marks_what_fills_in(tmp_path):
-    features = FeatureConfig("rand_trunc", max_samples=4800, chunk_frames=11)
-    members = [m for n in range(4) for m in pair(f"s{n:04d}", n, seconds=1.0)] + [("x.flac", b"junk"), ("x.txt", b"x")]
+    features = FeatureConfig("rand_trunc", max_samples=48_000)
+    members = [m for n in range(4) for m in pair(f"s{n:04d}", n, seconds=2.0)] + [("x.flac", b"junk"), ("x.txt", b"x")]
     write_tar(tmp_path / "test" / "0.tar", members)
     index = load_index([str(tmp_path / "test")])
     passes = [list(eval_batches(index, plan=plan(micro_batch=2, features=features, seed=seed))) for seed in (0, 0, 5)]

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -110,7 +111,7 @@ def test_a_missing_column_is_named_with_those_there(tmp_path):
         pack(options(tmp_path, manifest=manifest))
 
 
-def test_p01_strange_names_are_packed_under_safe_unique_keys(tmp_path):
+def test_strange_names_are_packed_under_safe_unique_keys(tmp_path):
     names = [
         "a b (1) [x]'.wav",
         "-r.wav",
@@ -136,7 +137,7 @@ def test_p01_strange_names_are_packed_under_safe_unique_keys(tmp_path):
     assert len(set(next(train_batches(load_index([str(out / "train")]), plan=plan)).keys)) == len(names)
 
 
-def test_p03_differences_between_manifest_and_disk_are_counted_and_printed(tmp_path):
+def test_differences_between_manifest_and_disk_are_counted_and_printed(tmp_path):
     names = [f"{n}.wav" for n in range(10)]
     write_clips(tmp_path / "in", [*names[:7], "extra.wav"])
     rows = [{"file": name, "caption": name} for name in [*names[:7], "gone1.wav", "gone2.wav", names[0]]]
@@ -148,7 +149,7 @@ def test_p03_differences_between_manifest_and_disk_are_counted_and_printed(tmp_p
     assert [entry["file"] for entry in rejected(tmp_path / "out" / "train")] == ["gone1.wav", "gone2.wav"]
 
 
-def test_a01_files_without_sound_are_rejected_with_reasons(tmp_path):
+def test_files_without_sound_are_rejected_with_reasons(tmp_path):
     names = [f"{n}.wav" for n in range(30)]
     write_clips(tmp_path / "in", names)
     (tmp_path / "in" / "a.wav").write_bytes(b"")
@@ -160,7 +161,7 @@ def test_a01_files_without_sound_are_rejected_with_reasons(tmp_path):
     assert "0 bytes" in found["a.wav"] and "ID3" in found["b.mp3"]
 
 
-def test_c03_rows_without_captions_are_rejected(tmp_path):
+def test_rows_without_captions_are_rejected(tmp_path):
     write_clips(tmp_path, [f"{n}.wav" for n in range(6)])
     values = ["ok", "", "  ", None, [], 5]
     rows = [{"file": f"{n}.wav", "caption": value} for n, value in enumerate(values)]
@@ -225,19 +226,43 @@ def test_shards_have_the_size_and_the_order_does_not_depend_on_workers(tmp_path)
     assert json.loads((tmp_path / "out1" / "train" / "sizes.json").read_text()) == {"0.tar": 4, "1.tar": 4, "2.tar": 2}
 
 
-def test_index_json_tells_where_members_lie(tmp_path):
+def test_index_json_has_counts_sizes_and_the_duration(tmp_path):
     write_clips(tmp_path, ["a.wav", "b.wav"])
     manifest = write_rows(tmp_path / "m.csv", [{"file": n, "caption": n} for n in ("a.wav", "b.wav")])
     pack(options(tmp_path, manifest=manifest))
     split = tmp_path / "out" / "train"
     index = json.loads((split / "index.json").read_text())
-    data = (split / "0.tar").read_bytes()
-    assert index["version"] == 1 and index["num_pairs"] == 2 and index["shards"][0]["size_bytes"] == len(data)
-    for (key, at, size, text_at, text_size), (name, flac, record) in zip(
-        index["shards"][0]["members"], read_split(split), strict=True
-    ):
-        assert key == name and data[at : at + size] == flac
-        assert json.loads(data[text_at : text_at + text_size]) == record
+    size = (split / "0.tar").stat().st_size
+    assert index["version"] == 1 and index["num_pairs"] == 2 and index["duration_s"] > 0
+    assert index["shards"] == [{"name": "0.tar", "num_pairs": 2, "size_bytes": size}]
+
+
+@pytest.mark.parametrize("how", ["killed", "failed"])
+def test_a_split_that_was_taken_away_comes_back(tmp_path, monkeypatch, how):
+    write_clips(tmp_path, ["a.wav"])
+    manifest = write_rows(tmp_path / "m.csv", [{"file": "a.wav", "caption": "old"}])
+    pack(options(tmp_path, manifest=manifest))
+    before = (tmp_path / "out" / "train" / "0.tar").read_bytes()
+    if how == "killed":
+        scratch = tmp_path / "out" / f".packing-{socket.gethostname()}-{2**22 + 1}"
+        scratch.mkdir()
+        (tmp_path / "out" / "train").rename(scratch / "train.old")
+        with pytest.raises(DataError, match="there already"):
+            pack(options(tmp_path, manifest=manifest))
+    else:
+        original = Path.rename
+
+        def rename(self, target):
+            if Path(target).name == "train":
+                monkeypatch.undo()
+                raise OSError(28, "No space left on device")
+            return original(self, target)
+
+        monkeypatch.setattr(Path, "rename", rename)
+        with pytest.raises(OSError, match="No space"):
+            pack(options(tmp_path, manifest=manifest, overwrite=True))
+    assert (tmp_path / "out" / "train" / "0.tar").read_bytes() == before
+    assert not list((tmp_path / "out").glob(".packing-*"))
 
 
 def test_a_full_split_is_not_touched_without_overwrite(tmp_path):

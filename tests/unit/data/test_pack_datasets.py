@@ -89,6 +89,21 @@ def test_saved_to_disk_with_labels_and_splits(tmp_path):
     assert {name: split.num_pairs for name, split in pack(one).splits.items()} == {"train": 2}
 
 
+def test_columns_are_found_in_each_split(tmp_path):
+    import datasets
+
+    names = write_clips(tmp_path / "in")
+    sound = {"bytes": (tmp_path / "in" / names[0]).read_bytes(), "path": names[0]}
+    one = datasets.Dataset.from_dict({"audio": [sound], "caption": ["a dog"]}).cast_column("audio", datasets.Audio())
+    two = datasets.Dataset.from_dict({"sound": [sound], "caption": ["rain"]}).cast_column("sound", datasets.Audio())
+    for name, split in (("train", one), ("test", two)):
+        split.save_to_disk(str(tmp_path / "saved" / name))
+    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    options = PackOptions(out=tmp_path / "out", dataset=str(tmp_path / "saved"), progress=False)
+    assert pack(options).num_pairs == 2
+    assert texts(tmp_path / "out" / "train") == [["a dog"]] and texts(tmp_path / "out" / "test") == [["rain"]]
+
+
 def test_what_cannot_be_loaded_is_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="cannot be loaded") as caught:

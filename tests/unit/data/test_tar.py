@@ -91,13 +91,13 @@ def test_what_is_no_tar_is_said(tmp_path, data, words):
     assert scan.members == [] and words in scan.faults[0]
 
 
-def test_s01_members_that_are_not_side_by_side_are_regrouped(tmp_path):
+def test_members_that_are_not_side_by_side_are_regrouped(tmp_path):
     first, second = pair("a", 1), pair("b", 2)
     contents = scan_shard(str(write_tar(tmp_path / "0.tar", [first[0], second[0], first[1], second[1]])))
     assert contents.keys == ["a", "b"] and contents.num_complete == 2 and contents.faults == []
 
 
-def test_s02_of_doubled_members_the_first_is_used_and_it_is_said(tmp_path):
+def test_of_doubled_members_the_first_is_used_and_it_is_said(tmp_path):
     first, other, b = pair("a", 1), pair("a", 9), pair("b", 2)
     path = write_tar(tmp_path / "0.tar", [first[0], first[1], other[0], *b])
     contents = scan_shard(str(path))
@@ -107,7 +107,7 @@ def test_s02_of_doubled_members_the_first_is_used_and_it_is_said(tmp_path):
     assert "doubled" in contents.faults[0] and "a.flac" in contents.faults[0]
 
 
-def test_s04_dots_in_names(tmp_path):
+def test_dots_in_names(tmp_path):
     members = [
         ("235 Track 2.0 (Clean).mp3", b"1"), ("235 Track 2.0 (Clean).json", b"{}"),
         ("22.05.WAV", b"1"), ("22.05.txt", b"x"),
@@ -120,7 +120,7 @@ def test_s04_dots_in_names(tmp_path):
 
 
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_s16_junk_of_a_mac_is_ignored_and_long_names_read(tmp_path, form):
+def test_junk_of_a_mac_is_ignored_and_long_names_read(tmp_path, form):
     long = "ü" * 150
     members = [
         ("._a.wav", b"j" * 4096), ("a.wav", audio_bytes(1, kind="WAV")), (".DS_Store", b"j"), ("a.txt", b"x"),

@@ -55,7 +55,7 @@ def test_same_ids_from_a_saved_directory(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("num_words", [1, 508, 509, 510, 511, 512, 513, 5000])
-def test_c01_never_more_than_the_limits(tokenizer, num_words):
+def test_never_more_than_the_limits(tokenizer, num_words):
     text = "a" + " a" * (num_words - 1)  # one token a word
     assert len(tokenizer.encode(text, 10_000)) == min(num_words + 2, 512)
     ids = tokenizer.encode(text, 77)
@@ -87,7 +87,7 @@ def test_missing_and_foreign_tokenizers_are_named(tmp_path):
     ("record", "captions"),
     [({"text": ["a", "b"]}, ["a", "b"]), ({"text": " x "}, ["x"]), ({"text": ["", 5, None, "c"]}, ["c"])],
 )
-def test_c03_lists_and_strings(record, captions):
+def test_lists_and_strings(record, captions):
     assert read_captions({".json": json.dumps(record).encode()}) == captions
 
 
@@ -99,12 +99,12 @@ def test_c03_lists_and_strings(record, captions):
         (b'{"text"', "broken json"), (b"\xff\xfe", "broken json"), (b"[]", "not an object"), (b"", "broken json"),
     ],
 )  # fmt: skip
-def test_c03_what_cannot_be_used_has_a_reason(data, reason):
+def test_what_cannot_be_used_has_a_reason(data, reason):
     with pytest.raises(BadSampleError, match=reason):
         read_captions({".json": data})
 
 
-def test_c03_the_key_can_be_chosen():
+def test_the_key_can_be_chosen():
     assert read_captions({".json": b'{"caption": "x"}'}, "caption") == ["x"]
 
 
