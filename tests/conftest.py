@@ -46,12 +46,3 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def root() -> Path:
     """The checkout."""
     return ROOT
-
-
-@pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """A folder of recordings beside the checkout, which not every machine has."""
-    folder = ROOT.parent / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip(f"no {folder}")
-    return folder

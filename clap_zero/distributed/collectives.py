@@ -5,7 +5,7 @@ same order.
 
 Gradient convention. The global loss is the mean over ranks of each rank's share, and the data-parallel engine averages
 gradients over ranks. So autograd on a rank has to give the gradient of the SUM of all shares with respect to what the
-rank put in; that is what summing over ranks in the backward of a gather or a sum does.
+rank put in; that is what summing over ranks in the backward of a gather does.
 """
 
 from __future__ import annotations
@@ -107,18 +107,6 @@ class _GatherWithGradient(torch.autograd.Function):
         return all_reduce_sum(gradient)[rank * ctx.num_rows : (rank + 1) * ctx.num_rows]
 
 
-class _ReduceWithGradient(torch.autograd.Function):
-    """Forward: sum over ranks. Backward: sum over ranks, since every rank's loss depends on every rank's input."""
-
-    @staticmethod
-    def forward(ctx: Any, t: Tensor) -> Tensor:
-        return all_reduce_sum(t)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return all_reduce_sum(gradient)
-
-
 def all_gather_with_gradient(t: Tensor) -> Tensor:
     """Concatenates the ranks' tensors in rank order, differentiably.
 
@@ -131,11 +119,3 @@ def all_gather_with_gradient(t: Tensor) -> Tensor:
     Collective in forward and backward: all ranks must call.
     """
     return t if rank_and_size()[1] == 1 else _GatherWithGradient.apply(t)
-
-
-def all_reduce_with_gradient(t: Tensor) -> Tensor:
-    """The sum over ranks, same shape, differentiably (backward: sum over ranks).
-
-    Collective in forward and backward: all ranks must call.
-    """
-    return t if rank_and_size()[1] == 1 else _ReduceWithGradient.apply(t)
