@@ -162,7 +162,8 @@ def _step(text: str) -> str | int:
 _CHECK_HELP = """\
 usage: clap-zero check-config --world-size N [--num-samples N] [--memory-gb X] [--device cpu|cuda] TRAIN_FLAGS ...
 
-Checks the flags of a `train` command and prints what they come to; starts no rank and builds no model.
+Checks the flags of a `train` command and prints what they come to; starts no rank and builds no model. Whether the
+device can do the precision that the DeepSpeed JSON asks for is seen only there.
 
   --world-size N     ranks of the run; unit count, default 1
   --num-samples N    training pairs; unit count, default: those of --data.train, or not known
@@ -180,6 +181,8 @@ def _check_config(argv: list[str]) -> int:
     from clap_zero.config.load import parse_command_line
 
     device = own["device"]
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {device}: cpu and cuda are possible")
     command = parse_command_line(rest, has_gpu=device != "cpu")
     samples = own["num_samples"]
     resolved = resolve(

@@ -4,6 +4,12 @@
 . "$(dirname "${BASH_SOURCE[0]}")/_env.sh"
 
 RUN="${RUN_DIR:-runs/tiny-zero2}"
+previous=""
+for argument in "$@"; do  # --run_dir among the arguments names the run that is evaluated, too
+    case "$argument" in --run_dir=* | --run-dir=*) RUN="${argument#*=}" ;; esac
+    case "$previous" in --run_dir | --run-dir) RUN="$argument" ;; esac
+    previous="$argument"
+done
 
 say "== 1/4 set-up"
 setup
@@ -35,7 +41,7 @@ cat <<EOF
 The run is in $RUN: config.yaml, ds_config.json, metrics.jsonl, checkpoints/, eval/.
 What to type next:
   source .venv/bin/activate
-  deepspeed ${ranks[*]:-} -m clap_zero.train ${arguments[*]}
+  deepspeed ${ranks[*]:-} -m clap_zero.train ${arguments[*]} $*
                                                      the same training; it says that it is finished
   clap-zero export $RUN exported/tiny                a directory for ClapModel.from_pretrained
   clap-zero pack --help                              your own recordings into shards
