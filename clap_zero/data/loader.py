@@ -135,7 +135,8 @@ def _dead_workers(source: object) -> str:
     dead = []
     for number, worker in enumerate(getattr(source, "_workers", ())):
         worker.join(0.2)
-        if not worker.is_alive():
+        # One that raised sends its error and then ends as it should, with 0.
+        if not worker.is_alive() and worker.exitcode != 0:
             dead.append(f"worker {number} (pid {worker.pid}) died with exit code {worker.exitcode}")
     return "; ".join(dead) + ": was it killed, or is memory or /dev/shm full?" if dead else ""
 
