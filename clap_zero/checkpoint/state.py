@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import InitVar, asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,6 @@ class TrainState:
     samples: int
     world_size: int
     stage: int
-    attempt: InitVar[int] = 0
 
 
 def engine_precision(engine: DeepSpeedEngine) -> str:

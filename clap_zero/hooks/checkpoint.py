@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from clap_zero.checkpoint.state import save
 from clap_zero.checkpoint.store import CheckpointStore
 from clap_zero.training.hooks import Hook
@@ -12,17 +14,27 @@ from clap_zero.training.step import StepResult
 class CheckpointHook(Hook):
     """Every N steps, at the end, and when a signal stops the run. All ranks."""
 
-    def __init__(self, store: CheckpointStore, *, every_steps: int, keep: int, last_saved: int | None) -> None:
+    def __init__(
+        self,
+        store: CheckpointStore,
+        *,
+        every_steps: int,
+        keep: int,
+        last_saved: int | None,
+        companions: Mapping[str, bytes],
+    ) -> None:
         """Args:
         store: Where checkpoints are.
         every_steps: Optimizer steps between two of them.
         keep: How many complete ones stay.
-        last_saved: Step of the checkpoint that this attempt started from, None without one.
+        last_saved: Step of this run's checkpoint that this attempt started from, None without one.
+        companions: Files that the model needs beside its weights, by name.
         """
         self._store = store
         self._every_steps = every_steps
         self._keep = keep
         self._last_saved = last_saved
+        self._companions = companions
 
     def on_step(self, trainer: Trainer, result: StepResult) -> None:
         if result.step % self._every_steps == 0:
@@ -37,7 +49,7 @@ class CheckpointHook(Hook):
     def _save(self, trainer: Trainer) -> None:
         if self._last_saved == trainer.state.step:
             return
-        path = save(trainer.engine.deepspeed, self._store, trainer.state)
+        path = save(trainer.engine.deepspeed, self._store, trainer.state, companions=self._companions)
         self._last_saved = trainer.state.step
         if trainer.world.is_main:
             self._store.prune(self._keep)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clap_zero.audio.features import ClapFeatures, FeatureConfig
+from clap_zero.checkpoint.source import companions, tokenizer_directory
 from clap_zero.checkpoint.state import TrainState, load
 from clap_zero.checkpoint.store import CheckpointStore
 from clap_zero.config.preset import load_preset
@@ -60,11 +61,13 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
     config = feature_config(model.config, pretrained, truncation=run.data.truncation)
     enable_activation_checkpointing(model, resolved.config)
     engine = Engine(model, resolved=resolved, world=world)
-    state = TrainState(0, 0, 0, 0, world_size=world.size, stage=resolved.stage, attempt=0)
+    state = TrainState(step=0, epoch=0, offset=0, samples=0, world_size=world.size, stage=resolved.stage)
     if settled.resume_from is not None:
         state = load(engine.deepspeed, settled.resume_from)
     features = ClapFeatures(config, device=world.device)
-    reading = _reading(settled, features=config, tokenizer=pretrained, world=world)
+    # Without tokenizer files beside the weights, the embedded RoBERTa vocabulary.
+    tokenizer = None if pretrained is None else tokenizer_directory(Path(pretrained))
+    reading = _reading(settled, features=config, tokenizer=tokenizer, world=world)
     stepper = Stepper(
         engine,
         batches=train_batches(settled.train, plan=_train_plan(settled, reading, state=state, world=world)),
@@ -78,7 +81,9 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
     return Trainer(
         engine,
         stepper=stepper,
-        hooks=list(_hooks(settled, reading, features=features, start_step=state.step, world=world)),
+        hooks=list(
+            _hooks(settled, reading, features=features, tokenizer=tokenizer, start_step=state.step, world=world)
+        ),
         state=state,
         plan=settled.plan,
         world=world,
@@ -98,7 +103,7 @@ def _train_plan(settled: Settled, reading: dict[str, Any], *, state: TrainState,
     )
 
 
-def _reading(settled: Settled, *, features: FeatureConfig, tokenizer: str | None, world: World) -> dict[str, Any]:
+def _reading(settled: Settled, *, features: FeatureConfig, tokenizer: Path | None, world: World) -> dict[str, Any]:
     """What is alike in the plans of training and of evaluation."""
     run = settled.run
     return {
@@ -106,7 +111,7 @@ def _reading(settled: Settled, *, features: FeatureConfig, tokenizer: str | None
         "world_size": world.size,
         "features": features,
         "seed": run.train.seed,
-        "tokenizer_path": tokenizer,
+        "tokenizer_path": None if tokenizer is None else str(tokenizer),
         "max_caption_tokens": run.data.max_caption_tokens,
         "caption_key": run.data.caption_key,
         "max_seconds": run.data.max_seconds,
@@ -136,7 +141,13 @@ def _schedule(settled: Settled) -> Schedule:
 
 
 def _hooks(
-    settled: Settled, reading: dict[str, Any], *, features: ClapFeatures, start_step: int, world: World
+    settled: Settled,
+    reading: dict[str, Any],
+    *,
+    features: ClapFeatures,
+    tokenizer: Path | None,
+    start_step: int,
+    world: World,
 ) -> Iterator[Hook]:
     """In the order in which they run: a step is on record before anything that can fail happens after it."""
     run, directory = settled.run, settled.directory
@@ -167,6 +178,7 @@ def _hooks(
         every_steps=run.checkpoint.every_steps,
         keep=run.checkpoint.keep,
         last_saved=start_step if settled.resumes_itself else None,
+        companions=companions(reading["features"], tokenizer),
     )
     if settled.val is not None:
         plan = LoaderPlan(**reading, micro_batch=run.evaluate.batch_size)

@@ -58,7 +58,7 @@ def test_an_empty_json_becomes_a_whole_config() -> None:
     }
     assert (solved.micro_batch, solved.accumulation, solved.global_batch) == (16, 1, 32)
     assert (solved.stage, solved.precision, solved.activation_checkpointing) == (0, "fp32", False)
-    assert solved.total_steps == 200
+    assert solved.total_steps == 250
     assert solved.explanation[0] == "micro 16 x accumulation 1 x world 2 = global 32"
 
 
@@ -155,7 +155,7 @@ def test_every_auto_is_filled() -> None:
     )
     assert without_auto(solved.config)
     assert solved.config["scheduler"]["params"] == {
-        "total_num_steps": 200,
+        "total_num_steps": 250,
         "warmup_min_lr": 0.0,
         "warmup_max_lr": 1e-3,
         "warmup_num_steps": 20,
@@ -354,7 +354,7 @@ def test_cosine_scheduler_takes_the_floor_of_the_run_config() -> None:
     params = solve({"scheduler": {"type": "WarmupCosineLR", "params": {}}}, "--train.min_learning_rate", "1e-4").config[
         "scheduler"
     ]["params"]
-    assert params == {"warmup_num_steps": 20, "total_num_steps": 200, "cos_min_ratio": pytest.approx(0.1)}
+    assert params == {"warmup_num_steps": 20, "total_num_steps": 250, "cos_min_ratio": pytest.approx(0.1)}
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -34,7 +34,7 @@ def test_bare_command_takes_tiny_without_an_accelerator_and_says_so() -> None:
     command = parse()
     assert command.run.model.preset == "tiny"
     assert command.run.run_dir == "runs/tiny-zero2"
-    assert command.run.train.max_steps == 200
+    assert command.run.train.max_steps == 250
     assert command.explicit == {"ds_config"}
     assert "tiny" in command.notes[0]
 
