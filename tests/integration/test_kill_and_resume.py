@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
@@ -101,19 +102,37 @@ def test_killed_and_started_again(
     assert {line["attempt"] for line in got.values()} == {1, 2}
 
 
-def test_a_second_job_is_kept_out_and_sigterm_stops_with_a_checkpoint(
-    tmp_path: Path, shards: tuple[Path, Path], port: int
+def interrupt_everything(session: int) -> None:
+    """Ctrl-C in a terminal: every process in front gets it, the `deepspeed` command dies of it at once."""
+    os.killpg(session, signal.SIGINT)
+
+
+STOPS: dict[str, tuple[str, Callable[[int], None]]] = {
+    "SIGTERM to one rank": ("torchrun", lambda session: ranks(session)[1].send_signal(signal.SIGTERM)),
+    "Ctrl-C": ("deepspeed -m", interrupt_everything),
+}
+
+
+@pytest.mark.parametrize("how", STOPS)
+def test_a_signal_stops_all_ranks_with_a_checkpoint(
+    tmp_path: Path, shards: tuple[Path, Path], port: int, how: str
 ) -> None:
-    """SIGTERM to one rank stops all of them after a whole step; meanwhile nobody else gets into the directory."""
+    """After a whole step, with 75 on every rank; meanwhile nobody else gets into the directory."""
+    launcher, send = STOPS[how]
     flags = flags_of(shards, 2)
     flags[flags.index("--train.max_steps") + 1] = "2000"
-    words = command("torchrun", *flags, port=port)
-    with job(words, cwd=tmp_path) as process:
+    codes = tmp_path / "codes"
+    codes.mkdir()
+    words = command(launcher, *flags, port=port)
+    with job(words, cwd=tmp_path, CLAP_ZERO_EXIT_CODES=str(codes)) as process:
         wait_for_step(tmp_path / "run", 2, process)
-        code, output = run(command("alone", *flags, "--force"), cwd=tmp_path, timeout_s=90)
-        assert code == 5 and "in use by another job" in output, output
-        ranks(process.pid)[1].send_signal(signal.SIGTERM)
+        if launcher == "torchrun":
+            code, output = run(command("alone", *flags, "--force"), cwd=tmp_path, timeout_s=90)
+            assert code == 5 and "in use by another job" in output, output
+        send(process.pid)
+        wait_until_gone(process.pid, timeout_s=60)
         output, _ = process.communicate(timeout=60)
+    assert {path.name: path.read_text().strip() for path in codes.iterdir()} == {"rank0": "75", "rank1": "75"}, output
     events = [line for line in read_jsonl(tmp_path / "run" / "metrics.jsonl") if line.get("event") == "stop"]
     last = max(steps(tmp_path / "run"))
     assert [line["step"] for line in events] == [last], output

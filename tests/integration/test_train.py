@@ -80,6 +80,16 @@ def test_every_shipped_json_trains_as_it_is(tmp_path: Path, shards: tuple[Path, 
     assert list(lines) == [1, 2, 3] and all(line["loss"] > 0 for line in lines.values())
 
 
+def test_a_run_that_diverges_says_so(tmp_path: Path, shards: tuple[Path, Path]) -> None:
+    flags = [*FAST, "--data.train", str(shards[0]), "--train.max_steps", "40", "--checkpoint.every_steps", "1"]
+    flags[flags.index("--train.learning_rate") + 1] = "1e18"
+    code, output = run(command("alone", *flags), cwd=tmp_path)
+    assert code == 6 and "the last complete checkpoint is intact" in output, output
+    lines = read_jsonl(tmp_path / "runs" / "tiny-zero2" / "metrics.jsonl")
+    assert "NaN" not in (tmp_path / "runs" / "tiny-zero2" / "metrics.jsonl").read_text()
+    assert not any(line.get("event") == "end" for line in lines)
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
