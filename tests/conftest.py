@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 os.environ.update(
@@ -18,6 +19,10 @@ os.environ.update(
 )
 for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
     os.environ.pop(name, None)
+
+# No deadline: a loaded machine is not a failure. The same examples in every run.
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("suite")
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -114,7 +114,7 @@ class FeatureConfig:
             sample_rate_hz=sample_rate_hz,
             hop=hop,
             max_samples=max_samples,
-            **config,
+            **config,  # type: ignore[arg-type]  # each has been made an int or a float above
         )
 
     def to_preprocessor(self) -> dict[str, Any]:

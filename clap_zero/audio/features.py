@@ -23,7 +23,7 @@ POWER_FLOOR = 1e-10
 @contextlib.contextmanager
 def _exact_float32(device: torch.device) -> Iterator[None]:
     """No TF32 or bf16 inside matrix products and no autocast, whatever the program around has chosen."""
-    switches = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    switches = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [switch.fp32_precision for switch in switches]
     for switch in switches:
         switch.fp32_precision = "ieee"

@@ -130,8 +130,7 @@ def with_true_length(data: bytes) -> Mp3Stream | None:
     num_frames = _count_frames(data, first)
     field = _count_field(data[first : first + size])
     if field is None or first + field + 4 > len(data):
-        stream = _information_frame(header, num_frames) + data[first:]
-        return Mp3Stream(stream, None, num_frames * frame_s)
+        return Mp3Stream(_information_frame(header, num_frames) + data[first:], None, num_frames * frame_s)
     announced = int.from_bytes(data[first + field : first + field + 4], "big")
     num_frames -= 1
     stream = bytearray(data[first:])

@@ -108,7 +108,8 @@ def resolve(
     """
     assert world_size >= 1, "a world has at least one rank"
     config = check_keys(ds)
-    before, notes = recorded or {}, []
+    before = recorded or {}
+    notes: list[str] = []
     refuse_unsupported(config)
     refuse_unfillable(config)
     stage = settle_zero(config, device_type=machine.device_type)

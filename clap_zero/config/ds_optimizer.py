@@ -26,9 +26,9 @@ def settle_optimizer(
         key = "train.learning_rate" if name == "lr" else "train.weight_decay"
         own(params, name, path=f"optimizer.params.{name}", value=value, key=key, explicit=explicit)
     if kind.lower() in ("adam", "adamw"):
-        for name, value in ADAM_DEFAULTS.items():
+        for name, default in ADAM_DEFAULTS.items():
             if params.get(name, "auto") == "auto":
-                params[name] = value
+                params[name] = default
         for name in ("torch_adam", "adam_w_mode"):
             if params.get(name) == "auto":
                 del params[name]

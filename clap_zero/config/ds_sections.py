@@ -6,7 +6,7 @@ Every function takes the whole config and changes it in place; `resolve` in deep
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from clap_zero.config.ds_keys import (
     ANY,
@@ -142,7 +142,7 @@ def refuse_unsupported(ds: Mapping[str, Any]) -> None:
 
 def settle_precision(
     ds: dict[str, Any], *, recorded: Mapping[str, Any], device_type: str, precisions: Collection[str]
-) -> str:
+) -> Literal["fp32", "bf16", "fp16"]:
     """Fills `enabled` of bf16 and fp16, writes out the defaults that moved between DeepSpeed versions.
 
     Returns:
@@ -158,7 +158,9 @@ def settle_precision(
         raise ConfigError(
             "bf16.enabled and fp16.enabled are both true: set one of them to false (--ds.fp16.enabled false)"
         )
-    precision = on[0] if on else "fp32"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    if on:
+        precision = "bf16" if on[0] == "bf16" else "fp16"
     if precision not in precisions:
         other = "bf16" if precision == "fp16" and "bf16" in precisions else None
         instead = f"--ds.{other}.enabled true" if other else "fp32"

@@ -141,7 +141,8 @@ def help_text() -> str:
     for key, info in FIELDS.items():
         section = key.partition(".")[0] if "." in key else ""
         default = "required" if info.default is PydanticUndefined else _shown_default(info.default)
-        unit = (info.json_schema_extra or {}).get("unit", "-")
+        extra = info.json_schema_extra
+        unit = extra.get("unit", "-") if isinstance(extra, dict) else "-"
         mark = "*" if key in recommended else ""
         groups.setdefault(section, []).append(
             f"  --{key} {_choices(info)}\n      {info.description}; unit {unit}, default {default}{mark}"

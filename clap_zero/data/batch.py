@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ class LoaderPlan:
 _Batch = TypeVar("_Batch", "Batch", "EvalBatch")
 
 
-def _map_tensors(batch: _Batch, names: tuple[str, ...], change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+def _map_tensors(batch: _Batch, names: tuple[str, ...], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     return {name: change(getattr(batch, name)) for name in names}
 
 

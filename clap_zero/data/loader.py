@@ -13,7 +13,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -96,7 +96,7 @@ def _check(plan: LoaderPlan) -> None:
 def _batches(index: ShardIndex, plan: LoaderPlan, *, training: bool, workers: int) -> Iterator[Batch | EvalBatch]:
     """Takes batches from the pipeline, in this process or from workers, and watches over them."""
     pipeline = build_pipeline(index, plan, training=training)
-    source = iter(pipeline) if workers == 0 else _start_workers(pipeline, plan, workers)
+    source: Iterator[Any] = iter(pipeline) if workers == 0 else _start_workers(pipeline, plan, workers)
     watch = _BadSamples(plan, index.num_samples)
     # A generator that is still open when the program ends: before multiprocessing waits for workers to take SIGTERM.
     leave = partial(_stop, source)

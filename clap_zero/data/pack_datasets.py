@@ -81,8 +81,8 @@ def _item(row: dict[str, Any], columns: Columns, *, where: str, place: str) -> I
     audio = row[columns.audio]
     if not isinstance(audio, dict):  # a column of paths
         item = row_to_item(row, columns, where=where)
-        path = Path(place) / str(audio) if Path(place).is_dir() else Path(str(audio))
-        return replace(item, path=str(path)) if isinstance(audio, str) else item
+        found = Path(place) / str(audio) if Path(place).is_dir() else Path(str(audio))
+        return replace(item, path=str(found)) if isinstance(audio, str) else item
     data, path = audio.get("bytes"), audio.get("path") or ""
     if data is None and not path:
         return row_to_item({**row, columns.audio: None}, columns, where=where)

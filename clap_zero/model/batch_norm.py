@@ -35,6 +35,9 @@ class BatchNorm(nn.BatchNorm2d):
     """
 
     policy: Policy = "local"
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """Normalises per channel.
@@ -189,5 +192,5 @@ def replace_batch_norm(model: nn.Module, *, policy: Policy) -> int:
     for module in found:
         assert module.affine and module.track_running_stats
         module.__class__ = BatchNorm
-        module.policy = policy
+        setattr(module, "policy", policy)  # noqa: B010  (to a type checker it is still an nn.BatchNorm2d)
     return len(found)

@@ -179,7 +179,7 @@ def build_model(
     """
     assert (geometry is None) != (pretrained is None)
     directory = None if pretrained is None else resolve_pretrained(pretrained)
-    config = clap_config(geometry) if directory is None else read_config(directory)
+    config = clap_config(geometry or {}) if directory is None else read_config(directory)
     if dropout is not None:
         override_dropout(config, dropout)
     partitioned = ds_config.get("zero_optimization", {}).get("stage", 0) == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from transformers import ClapConfig
 
@@ -12,6 +13,9 @@ from clap_zero.audio.features import FeatureConfig
 from clap_zero.errors import CheckpointError, ConfigError
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
+
+
+Truncation = Literal["rand_trunc", "fusion"]
 
 
 def feature_config(
@@ -44,12 +48,13 @@ def feature_config(
             f"data.truncation is {truncation!r}, but the model has fusion (audio_config.enable_fusion is true): use "
             "'fusion', or a model without fusion such as the preset htsat-unfused"
         )
+    mode: Truncation = "fusion" if truncation == "fusion" else "rand_trunc"
     if pretrained is None:
-        return replace(FeatureConfig(truncation), num_mels=audio.num_mel_bins)
-    return _of_directory(pretrained, truncation=truncation, num_mels=audio.num_mel_bins)
+        return replace(FeatureConfig(mode), num_mels=audio.num_mel_bins)
+    return _of_directory(pretrained, truncation=mode, num_mels=audio.num_mel_bins)
 
 
-def _of_directory(pretrained: str | Path, *, truncation: str, num_mels: int) -> FeatureConfig:
+def _of_directory(pretrained: str | Path, *, truncation: Truncation, num_mels: int) -> FeatureConfig:
     """What preprocessor_config.json says; without the file our defaults stand."""
     # At call time: pretrained imports the hub client, which the features of a preset do not need.
     from clap_zero.model.pretrained import resolve_pretrained

@@ -36,7 +36,7 @@ def clap_config(geometry: Mapping[str, Any]) -> ClapConfig:
 
 def _refuse_unknown(values: Mapping[str, Any], kind: type, *, where: str) -> None:
     """transformers takes any key as an attribute that nobody reads; a typo would train another model."""
-    known = [name for name in kind.__dataclass_fields__ if not name.startswith("_")]
+    known = [name for name in vars(kind)["__dataclass_fields__"] if not name.startswith("_")]
     for key in values:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)

@@ -62,8 +62,9 @@ def _draw(
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed: that would reseed the accelerators, too.
         torch.random.default_generator.manual_seed(generator_seed)
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
+        reset = getattr(module, "reset_parameters", None)
+        if callable(reset):
+            reset()
         owner._init_weights(module)
     for parameter, home in zip(parameters, homes, strict=True):
         home.copy_(parameter.data)

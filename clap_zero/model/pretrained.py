@@ -9,6 +9,7 @@ import math
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -215,4 +216,8 @@ def _torch_file(path: Path) -> dict[str, StoredTensor]:
     # Mapped, not read; weights_only: a pickle from elsewhere must not run code.
     content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     tensors = {name: value for name, value in content.items() if isinstance(value, Tensor)}
-    return {name: StoredTensor(tuple(value.shape), lambda v=value: v, path) for name, value in tensors.items()}
+    return {name: StoredTensor(tuple(value.shape), partial(_itself, value), path) for name, value in tensors.items()}
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor

@@ -66,6 +66,7 @@ class PatchEmbed(ClapAudioPatchEmbed):
             # Features without chunks (rand_trunc): as for a short clip, whose four channels are the same.
             hidden_states = hidden_states.expand(-1, 4, -1, -1)
         whole = self.proj(hidden_states[:, 0:1])
+        assert is_longer_idx is not None, "a fused model is always told which clips are long"
         valid = torch.ones_like(is_longer_idx, dtype=torch.bool)
         if is_longer_idx.numel() == 0:
             is_longer_idx, valid = is_longer_idx.new_zeros(1), valid.new_zeros(1)

@@ -126,7 +126,8 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str,
         model: The model; at ZeRO stage 3 with partitioned parameters.
         weight_decay: Decay of the first group.
     """
-    decayed, plain = [], []
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
     for name, parameter in _trainable(model):
         # A partitioned parameter has size 0 itself and keeps its real shape beside it.
         num_dims = len(getattr(parameter, "ds_shape", parameter.shape))
