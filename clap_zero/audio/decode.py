@@ -5,8 +5,7 @@ CAF and W64; MP4/M4A, WebM, AAC and others are decoded where torchcodec and FFmp
 that cannot be used is an AudioError whose reason names the format that was found.
 
 Rules: channels are averaged; sampling rates outside 4 to 384 kHz, clips without samples, and clips with a NaN, an Inf
-or a sample beyond 8 times full scale are refused; of a file that is cut short the readable part is used, and a note
-says so.
+or a peak above 8 are refused; of a file that is cut short the readable part is used, and a note says so.
 """
 
 from __future__ import annotations
