@@ -168,7 +168,7 @@ device can do the precision that the DeepSpeed JSON asks for is seen only there.
   --world-size N     ranks of the run; unit count, default 1
   --num-samples N    training pairs; unit count, default: those of --data.train, or not known
   --memory-gb X      memory that one rank may use; unit GB, default not known (it then bounds nothing)
-  --device NAME      cpu or cuda; unit -, default cuda
+  --device NAME      cpu or cuda; unit -, default: what this machine has
 """
 
 
@@ -176,11 +176,11 @@ def _check_config(argv: list[str]) -> int:
     if any(token in ("--help", "-h") for token in argv):
         print(_CHECK_HELP, end="")
         return 0
-    own, rest = _split_flags(argv, {"world_size": "1", "num_samples": "", "memory_gb": "0", "device": "cuda"})
+    own, rest = _split_flags(argv, {"world_size": "1", "num_samples": "", "memory_gb": "0", "device": ""})
     from clap_zero.config.deepspeed import Machine, load_ds_json, resolve
     from clap_zero.config.load import parse_command_line
 
-    device = own["device"]
+    device = own["device"] or _device_here()
     if device not in ("cpu", "cuda"):
         raise ConfigError(f"--device {device}: cpu and cuda are possible")
     command = parse_command_line(rest, has_gpu=device != "cpu")
@@ -198,10 +198,17 @@ def _check_config(argv: list[str]) -> int:
     )
     length = "not known without the number of samples" if resolved.total_steps is None else resolved.total_steps
     train = resolved.run.train
+    print(f"for {own['world_size']} ranks on {device} (--world-size and --device say otherwise)")
     print("\n".join([*command.notes, *resolved.explanation]))
     print(f"optimizer steps {length}, warm-up {train.warmup_steps}, learning rate {train.learning_rate:g}")
     print(f"run directory {command.run.run_dir}")
     return 0
+
+
+def _device_here() -> str:
+    from clap_zero.distributed.world import has_gpu
+
+    return "cuda" if has_gpu() else "cpu"
 
 
 def _split_flags(argv: list[str], own: dict[str, str]) -> tuple[dict[str, str], list[str]]:

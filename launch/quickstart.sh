@@ -33,8 +33,18 @@ fi
 say "deepspeed ${ranks[*]:-} -m clap_zero.train ${arguments[*]} $*"
 run_job "${command[@]}" ${ranks[@]+"${ranks[@]}"} -m clap_zero.train "${arguments[@]}" "$@"
 
-say "== 4/4 retrieval on the held-out pairs"
-clap-zero eval "$RUN"
+say "== 4/4 retrieval on the held-out pairs, before and after"
+"$PY" - "$RUN" <<'PYTHON'
+import sys
+from clap_zero.evaluation.runner import read_results
+
+results = read_results(sys.argv[1])
+for step in (min(results), max(results)):
+    for way in ("audio_to_text", "text_to_audio"):
+        figures = {name: results[step][f"{way}.{name}"] for name in ("R@1", "R@10", "median_rank")}
+        shown = f"R@1 {figures['R@1']:6.1%}  R@10 {figures['R@10']:6.1%}  median rank {figures['median_rank']:5.1f}"
+        print(f"step {step:5d}  {way}  {shown}  of {results[step]['num_clips']:.0f}")
+PYTHON
 
 cat <<EOF
 
@@ -43,6 +53,7 @@ What to type next:
   source .venv/bin/activate
   deepspeed ${ranks[*]:-} -m clap_zero.train ${arguments[*]} $*
                                                      the same training; it says that it is finished
+  clap-zero eval $RUN                                the figures from the fp32 weights
   clap-zero export $RUN exported/tiny                a directory for ClapModel.from_pretrained
   clap-zero pack --help                              your own recordings into shards
   python -m clap_zero.train --help                   every flag, with its unit and default

@@ -30,7 +30,7 @@ def forkserver_context(*preload: str) -> ForkServerContext:
 
 @contextlib.contextmanager
 def starting_workers() -> Iterator[None]:
-    """Hides `__main__` and blocks SIGTERM while the fork server and its workers start.
+    """Hides `__main__` and blocks the signals that stop a run while the fork server and its workers start.
 
     They would import the main module again, with all that it imports. And launchers send SIGTERM to the whole tree of
     processes to end a job: the parent finishes its step first and still needs its workers, which inherit the blocked
@@ -39,7 +39,7 @@ def starting_workers() -> Iterator[None]:
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     resource_tracker.ensure_running()  # now: starting it later would unblock the signal
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP})
     try:
         yield
     finally:

@@ -10,6 +10,7 @@ import os
 import re
 import resource
 import socket
+import warnings
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
@@ -104,6 +105,8 @@ def init_distributed(*, timeout_s: float = 1800) -> World:
     import deepspeed
     from deepspeed.accelerator import get_accelerator
 
+    # DeepSpeed calls a function that torch renamed.
+    warnings.filterwarnings("ignore", message=".*all_gather_into_tensor.*", category=FutureWarning)
     env = read_launch_environment()
     _complete_environment(env)
     accelerator = get_accelerator()

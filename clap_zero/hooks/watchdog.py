@@ -16,7 +16,7 @@ from pathlib import Path
 from clap_zero.distributed.world import report_exit_code, was_launched
 from clap_zero.errors import LaunchError
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 POLL_S = 0.5
 STOP_GRACE_S = 30.0
 """How long a rank that a signal asked to stop may go on without its launcher: launchers kill after as much."""
@@ -43,7 +43,9 @@ class Watchdog:
         self._pipe = (read_end, write_end)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         for number in SIGNALS:
-            signal.signal(number, lambda *_: None)
+            # nohup has a run ignore that its terminal is gone; so it stays.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)
         self._thread.start()
         return self
 

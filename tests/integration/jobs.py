@@ -24,7 +24,7 @@ LAUNCHERS = {
     "deepspeed -m": ["deepspeed", "--num_gpus", "2", "-m", MODULE],
     "deepspeed --module": ["deepspeed", "--num_gpus", "2", "--module", MODULE],
     "torchrun": ["torchrun", "--nproc_per_node", "2", "-m", MODULE],
-    "accelerate": ["accelerate", "launch", "--cpu", "--num_processes", "2", "-m", MODULE],
+    "accelerate": ["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "-m", MODULE],
     "alone": ["python", "-m", MODULE],
 }
 # Small and exact: fp32, no dropout that hides a difference, a step in a fraction of a second.

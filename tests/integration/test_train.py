@@ -66,6 +66,8 @@ def test_every_launcher_trains(tmp_path: Path, shards: tuple[Path, Path], port: 
     flags = [*FAST, "--data.train", str(shards[0]), "--train.max_steps", "2"]
     code, output = run(command(launcher, *flags, port=port), cwd=tmp_path)
     assert code == 0, output
+    started = read_jsonl(tmp_path / "runs" / "tiny-zero2" / "metrics.jsonl")[0]
+    assert started["world_size"] == (1 if launcher == "alone" else 2)
     # One rank alone accumulates two micro batches to the same global batch of 8.
     assert steps(tmp_path / "runs" / "tiny-zero2")[2]["samples"] == 16
 
