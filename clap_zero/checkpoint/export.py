@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Mapping
@@ -73,6 +74,13 @@ def export_run(
     return out
 
 
+EXPORTED = re.compile(
+    r"(config|generation_config|preprocessor_config|processor_config|tokenizer|tokenizer_config|special_tokens_map|"
+    r"added_tokens|vocab)\.json|merges\.txt|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
+)
+"""Names of the files that an export consists of; --overwrite replaces a directory of these and nothing else."""
+
+
 def _check_target(out: Path, run_dir: Path, *, overwrite: bool) -> None:
     if out.exists() and not out.is_dir():
         raise CheckpointError(f"{out} is a file, not a directory")
@@ -81,7 +89,14 @@ def _check_target(out: Path, run_dir: Path, *, overwrite: bool) -> None:
     if target == run or target in run.parents or inside:
         raise CheckpointError(f"{out} holds the run {run_dir} itself: export to another directory")
     if out.is_dir() and any(out.iterdir()) and not overwrite:
-        raise CheckpointError(f"{out} is not empty: give another directory, or --overwrite to replace what is in it")
+        raise CheckpointError(
+            f"{out} is not empty: give another directory, or --overwrite to replace an earlier export"
+        )
+    foreign = [] if not out.is_dir() else sorted(p.name for p in out.iterdir() if not EXPORTED.fullmatch(p.name))
+    if foreign:
+        raise CheckpointError(
+            f"{out} holds {foreign[0]}, which no export wrote, and --overwrite would delete it: give another directory"
+        )
 
 
 def _expected_shapes(directory: Path) -> dict[str, tuple[int, ...]]:

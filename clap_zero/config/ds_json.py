@@ -37,6 +37,8 @@ def load_ds_json(path: str, overrides: Mapping[str, Any] | None = None) -> dict[
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(f"--ds_config {path}: cannot be read: {reason}") from None
+    if not text.strip():
+        raise ConfigError(f"{path} is empty: write {{}} for a config in which everything is left to be filled")
     try:
         ds = hjson.loads(text, object_pairs_hook=dict)
     except hjson.HjsonDecodeError as error:

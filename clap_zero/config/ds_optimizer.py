@@ -71,6 +71,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+TORCH_SCHEDULERS = frozenset(
+    {"StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR", "PolynomialLR", "CosineAnnealingLR"}
+    | {"CosineAnnealingWarmRestarts", "CyclicLR", "OneCycleLR"}
+)
+"""Schedules of torch that DeepSpeed also takes by name and that need no more than numbers; passed on untouched."""
+
+
 def settle_scheduler(
     ds: dict[str, Any], run: RunConfig, *, explicit: Collection[str], warmup_steps: int, total_steps: int | None
 ) -> None:
@@ -86,8 +93,9 @@ def settle_scheduler(
         match = {name.lower(): name for name in SCHEDULER_PARAMS}.get(str(kind).lower()) or nearest(
             kind, SCHEDULER_PARAMS
         )
-        if match is not None:
-            raise ConfigError(f"scheduler.type {kind} is not known: did you mean {match}?")
+        if kind not in TORCH_SCHEDULERS:
+            hint = f"did you mean {match}?" if match is not None else f"there are {', '.join(SCHEDULER_PARAMS)}"
+            raise ConfigError(f"scheduler.type {kind} is not known: {hint}")
         return
     params = section.setdefault("params", {})
     lr = ds["optimizer"]["params"]["lr"]

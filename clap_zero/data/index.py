@@ -125,6 +125,8 @@ def _expand(pattern: str) -> Iterator[tuple[str, int | None]]:
     if path.is_dir():
         yield from _directory(path)
         return
+    if "*" in pattern and not path.exists():
+        raise DataError(f"{pattern}: '*' is not expanded; give the directory, or a range such as {{000..127}}.tar")
     names = [str(path)] if path.exists() else expand_braces(str(path))
     by_parent: dict[str, tuple[set[str], dict[str, int]]] = {}
     missing = []

@@ -77,25 +77,27 @@ class KeysHook(Hook):
 
 
 class LineFile:
-    """A JSON-lines file to append to. A full disk ends the lines, never the run."""
+    """A JSON-lines file to append to. A full disk costs lines, never the run."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: IO[str] | None = None
-        torn = path.exists() and not _ends_with_newline(path)
-        self._file = path.open("a")
-        if torn:
-            self._file.write("\n")
+        self._torn = path.exists() and not _ends_with_newline(path)
+        self._warned = False
+        self._file: IO[bytes] | None = path.open("ab", buffering=0)
 
     def append(self, line: dict[str, Any]) -> None:
+        """Write a line, or what the disk takes of it; the next line then begins with a line break."""
         if self._file is None:
             return
+        text = json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
+        data = ("\n" * self._torn + text).encode()
         try:
-            self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-            self._file.flush()
+            self._torn = self._file.write(data) != len(data)
         except OSError as error:
-            print(f"clap_zero: warning: {self._path} cannot be written ({error.strerror}); training goes on without it")
-            self._file = None
+            self._torn = True
+            if not self._warned:
+                self._warned = True
+                print(f"clap_zero: warning: {self._path} cannot be written ({error.strerror}); training goes on")
 
     def close(self) -> None:
         if self._file is not None:

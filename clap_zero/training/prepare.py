@@ -121,15 +121,16 @@ def _settle(command: CommandLine, lock: RunLock, *, world: World, memory: int) -
         None when the run is finished.
     """
     directory = RunDirectory(Path(str(command.run.run_dir)))
-    if command.run.resume == "never":
-        _make_room(directory, force=command.run.force)
-    directory.create()
-    lock.acquire_alone(wait_s=LOCK_WAIT_S)
     run, notes = with_data(command.run)
     train = load_index(run.data.train)
     val = load_index(run.data.val) if run.data.val else None
+    ds = load_ds_json(command.ds_path, command.ds_overrides)
+    if run.resume == "never":
+        _make_room(directory, force=run.force)
+    directory.create()
+    lock.acquire_alone(wait_s=LOCK_WAIT_S)
     resolved = resolve(
-        load_ds_json(command.ds_path, command.ds_overrides),
+        ds,
         run,
         world_size=world.size,
         machine=Machine(
@@ -206,13 +207,27 @@ def make_plan(resolved: ResolvedDeepSpeed, train: ShardIndex) -> Plan:
 
 
 def _checkpoint_to_load(run: RunConfig, store: CheckpointStore) -> Path | None:
-    """The run's own newest complete checkpoint; before there is one, what --resume names."""
+    """The run's own newest complete checkpoint; before there is one, what --resume names.
+
+    Raises:
+        ConfigError: --resume names an older checkpoint of this run.
+        CheckpointError: --resume names no complete checkpoint.
+    """
     own = store.newest_complete()
     for rejected in store.rejected:
         print(f"clap_zero: warning: checkpoint passed over: {rejected}", flush=True)
-    if own is not None or run.resume in ("auto", "never"):
+    if run.resume in ("auto", "never"):
         return own
-    return CheckpointStore(Path(run.resume)).resolve(run.resume)
+    named = CheckpointStore(Path(run.resume)).resolve(run.resume)
+    if own is None or named is None or named.resolve() == own.resolve():
+        return named
+    if named.resolve().parent == own.resolve().parent:
+        raise ConfigError(
+            f"--resume {run.resume}: this run has gone on to {own.name}; to branch off from {named.name}, give another "
+            "--run_dir beside --resume"
+        )
+    print(f"the run goes on from its own {own.name}; --resume {run.resume} was where it began", flush=True)
+    return own
 
 
 def _summary(index: ShardIndex) -> dict[str, Any]:

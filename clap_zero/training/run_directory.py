@@ -26,6 +26,9 @@ VOLATILE_KEYS = (
 """What may differ between two starts of one run: none of it changes what is learnt. A section stands for its keys."""
 
 
+FOREIGN_NAMES = {"sizes.json", "config.json", "model.safetensors", "manifest.csv", ".git"}
+"""What tells that a directory is shards, a model or a checkout, and not a run."""
+
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 """What file systems without locks answer: some NFS mounts, Lustre without -o flock, object stores."""
 
@@ -108,7 +111,14 @@ class RunDirectory:
 
         Raises:
             LaunchError: It cannot be made or written.
+            ConfigError: It holds something else, which the run would write over.
         """
+        foreign = self._foreign_file()
+        if foreign is not None:
+            raise ConfigError(
+                f"{self.path} holds {foreign}, which no run wrote: give another --run_dir, so that the files of a run "
+                "do not mix with it"
+            )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / ".write_test"
@@ -118,6 +128,14 @@ class RunDirectory:
             raise LaunchError(
                 f"cannot write the run directory {self.path}: {error.strerror}; give another --run_dir"
             ) from error
+
+    def _foreign_file(self) -> str | None:
+        """A file of shards, a model or a user's own configuration; `record` writes data.json before the others."""
+        if not self.path.is_dir():
+            return None
+        names = {path.name for path in self.path.iterdir()}
+        own = {"config.yaml", "ds_config.json"} if "data.json" not in names else set()
+        return next((n for n in sorted(names) if n in own | FOREIGN_NAMES or n.endswith(".tar")), None)
 
     @property
     def metrics_path(self) -> Path:
@@ -133,8 +151,8 @@ class RunDirectory:
 
     def finished_step(self) -> int | None:
         """The last step of a finished run, None while it is not finished."""
-        record = self._read_json("finished.json")
-        return None if record is None else int(record["step"])
+        step = (self._read_json("finished.json") or {}).get("step")
+        return step if isinstance(step, int) else None
 
     def mark_finished(self, step: int) -> None:
         self._write("finished.json", json.dumps({"step": step}) + "\n")
@@ -161,10 +179,15 @@ class RunDirectory:
         Raises:
             ConfigError: Something that matters differs; the message is the difference.
         """
-        old_run = self._read_yaml("config.yaml")
         # A run that has not taken a step yet may still be corrected.
-        if old_run is None or force or not self.has_trained():
+        if force or not self.has_trained():
             return
+        old_run = self._read_yaml("config.yaml")
+        if old_run is None:
+            raise ConfigError(
+                f"{self.path} holds a run, but its config.yaml is gone, so nobody can tell whether this command "
+                "continues it: restore it, give another --run_dir, or --force to continue"
+            )
         differences = [
             *diff_configs(old_run, run, ignore=VOLATILE_KEYS),
             *(f"ds.{line}" for line in diff_configs(self.recorded_ds_config() or {}, ds)),
@@ -192,10 +215,10 @@ class RunDirectory:
         Returns:
             Where it is now.
         """
-        number = 1
-        while (target := self.path.with_name(f"{self.path.name}.old-{number}")).exists():
+        path, number = self.path.resolve(), 1
+        while (target := path.with_name(f"{path.name}.old-{number}")).exists():
             number += 1
-        self.path.rename(target)
+        path.rename(target)
         return target
 
     def _read_json(self, name: str) -> dict[str, Any] | None:
@@ -235,4 +258,6 @@ def _parse(path: Path, parser: Any) -> dict[str, Any] | None:
         value = parser(path.read_text())
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {error}; restore it, or give another --run_dir") from error
-    return value if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} is damaged: it holds no keys; restore it, or give another --run_dir")
+    return value

@@ -162,7 +162,7 @@ def _hooks(
             mode=run.wandb.mode,
             settings={
                 "project": run.wandb.project,
-                "name": run.wandb.name or directory.path.name,
+                "name": run.wandb.name or directory.path.resolve().name,
                 "entity": run.wandb.entity,
             },
             config={

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from clap_zero.audio.features import ClapFeatures, ClipBatch
 from clap_zero.checkpoint import export as export_module
-from clap_zero.checkpoint.export import export_run
+from clap_zero.checkpoint.export import _check_target, export_run
 from clap_zero.checkpoint.files import checksum_file
 from clap_zero.checkpoint.source import find_model
 from clap_zero.errors import CheckpointError
@@ -96,17 +96,28 @@ def test_the_scales_have_no_dimension_and_one_file_holds_all(exported: tuple) ->
 
 def test_a_directory_in_use_is_refused_and_overwritten_only_when_asked(exported: tuple) -> None:
     _, folder, out, _ = exported
-    (out / "mine.txt").write_text("x")
+    (out / "vocab.json").write_text("an older export's")
     with pytest.raises(CheckpointError, match="not empty.*--overwrite"):
         export_run(folder / "run", out)
-    assert (out / "mine.txt").exists()
+    assert (out / "vocab.json").read_text() == "an older export's"
     assert export_run(folder / "run", out, overwrite=True) == out
-    assert not (out / "mine.txt").exists() and (out / "model.safetensors").exists()
+    assert (out / "vocab.json").read_text() != "an older export's" and (out / "model.safetensors").exists()
     run = folder / "run"
     for source in (run, run / "checkpoints" / "step-00000007"):
         for target in (run, folder, run / "checkpoints", run / "eval"):
             with pytest.raises(CheckpointError, match="the run"):
                 export_run(source, target, overwrite=True)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "0.tar", "notes.txt", ".lock"])
+def test_overwrite_deletes_nothing_but_an_export(tmp_path: Path, name: str) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "config.json").write_text("{}")
+    (target / name).write_text("mine")
+    with pytest.raises(CheckpointError, match=f"holds {name}, which no export wrote"):
+        _check_target(target, tmp_path / "run", overwrite=True)
+    assert (target / name).read_text() == "mine"
 
 
 def test_large_models_are_sharded(exported: tuple, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -370,3 +370,9 @@ def test_a_run_starts_again_from_what_its_directory_holds(path: Path, tmp_path: 
     assert again.config == first.config
     assert again.run.train == first.run.train
     assert command.run.run_dir == first.run.run_dir
+
+
+@pytest.mark.parametrize(("kind", "part"), [("Foo", "there are"), ("WarmupCosinLR", "did you mean WarmupCosineLR?")])
+def test_an_unknown_scheduler_is_refused_before_a_model_is_built(kind: str, part: str) -> None:
+    assert part in refusal({"scheduler": {"type": kind}})
+    assert solve({"scheduler": {"type": "StepLR", "params": {"step_size": 5}}}).config["scheduler"]["type"] == "StepLR"

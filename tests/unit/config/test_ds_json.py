@@ -197,3 +197,13 @@ def test_table_holds_what_deepspeed_reads() -> None:
     paths = set(all_paths())
     assert {"zero_optimization.stage3_max_live_parameters", "zero_optimization.max_live_parameters"} <= paths
     assert {"optimizer.params.torch_adam", "scheduler.params.warmup_num_steps", "bf16.check_grad_overflow"} <= paths
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_file_is_a_cut_copy_and_not_a_config(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "zero.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="is empty"):
+        load_ds_json(str(path))
+    path.write_text("{}")
+    assert load_ds_json(str(path)) == {}

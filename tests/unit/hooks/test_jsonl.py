@@ -8,11 +8,19 @@ from clap_zero.hooks.jsonl import LineFile
 
 
 class FullDisk:
-    def write(self, text: str) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    """Full for two lines, then there is room again."""
+
+    def __init__(self, file) -> None:
+        self.file, self.num_refused = file, 0
+
+    def write(self, data: bytes) -> int:
+        if self.num_refused < 2:
+            self.num_refused += 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.file.write(data)
 
     def close(self) -> None:
-        pass
+        self.file.close()
 
 
 def test_a_torn_last_line_does_not_swallow_the_next(tmp_path: Path) -> None:
@@ -31,10 +39,12 @@ def test_lines_are_on_disk_as_soon_as_they_are_appended(tmp_path: Path) -> None:
     lines.close()
 
 
-def test_a_full_disk_ends_the_lines_and_not_the_run(tmp_path: Path, capsys) -> None:
-    lines = LineFile(tmp_path / "metrics.jsonl")
+def test_a_full_disk_costs_lines_and_not_the_run(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = LineFile(path)
+    lines._file = FullDisk(lines._file)
+    for step in range(1, 5):
+        lines.append({"step": step})
     lines.close()
-    lines._file = FullDisk()
-    lines.append({"step": 1})
-    lines.append({"step": 2})
     assert capsys.readouterr().out.count("No space left on device") == 1
+    assert [json.loads(line) for line in path.read_text().split("\n") if line] == [{"step": 3}, {"step": 4}]

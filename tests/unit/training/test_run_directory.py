@@ -110,9 +110,10 @@ def test_every_difference_is_named_and_force_accepts_it(tmp_path: Path) -> None:
 
 
 def test_a_broken_record_is_an_error_and_not_a_new_run(tmp_path: Path) -> None:
+    directory = recorded(tmp_path)
     (tmp_path / "config.yaml").write_text("train: [")
     with pytest.raises(ConfigError, match=r"config.yaml cannot be read"):
-        RunDirectory(tmp_path).check_unchanged(run={}, ds={}, data={}, force=False)
+        directory.check_unchanged(run={}, ds={}, data={}, force=False)
 
 
 def test_a_run_without_a_step_may_still_be_corrected(tmp_path: Path) -> None:
@@ -145,6 +146,44 @@ def test_a_file_system_without_locks_is_said_and_used(tmp_path: Path, monkeypatc
     lock.share()
     lock.release()
     assert "no file locks here" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["sizes.json", "0.tar", "config.json", "config.yaml", "ds_config.json"])
+def test_a_directory_that_holds_something_else_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigError, match=f"holds {name}, which no run wrote"):
+        RunDirectory(tmp_path).create()
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_directory_with_a_run_or_a_log_is_taken(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    (tmp_path / "train.log").write_text("")
+    RunDirectory(tmp_path).create()
+
+
+@pytest.mark.parametrize("content", [None, "", "- 1\n"])
+def test_a_lost_record_never_lets_a_changed_run_through(tmp_path: Path, content: str | None) -> None:
+    directory = recorded(tmp_path)
+    if content is None:
+        (tmp_path / "config.yaml").unlink()
+    else:
+        (tmp_path / "config.yaml").write_text(content)
+    with pytest.raises(ConfigError, match=r"config.yaml is (gone|damaged)|config.yaml cannot"):
+        directory.check_unchanged(**SAME, ds={}, data={}, force=False)
+
+
+def test_a_damaged_finish_mark_is_none(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    for content in ("{}", '{"step": null}'):
+        (tmp_path / "finished.json").write_text(content)
+        assert directory.finished_step() is None
+
+
+def test_the_current_directory_can_be_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path / "run")
+    assert RunDirectory(Path()).set_aside() == tmp_path / "run.old-1"
 
 
 def test_attempts_count_up_and_a_torn_line_is_passed_over(tmp_path: Path) -> None:

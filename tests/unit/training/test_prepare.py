@@ -1,0 +1,78 @@
+"""Which checkpoint a start takes, and an error of rank 0 on all ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clap_zero.checkpoint.files import checksum_file
+from clap_zero.checkpoint.store import CheckpointStore
+from clap_zero.config.load import parse_command_line
+from clap_zero.config.schema import RunConfig
+from clap_zero.distributed.world import init_distributed
+from clap_zero.errors import CheckpointError, ConfigError, DataError, LaunchError
+from clap_zero.testing import run_distributed
+from clap_zero.training.prepare import _checkpoint_to_load, on_main
+
+
+def write(store: CheckpointStore, step: int) -> Path:
+    temporary = store.begin(step)
+    (temporary / "file").write_text("x")
+    return store.commit(temporary, step, {"file": checksum_file(temporary / "file")})
+
+
+def config(resume: str) -> RunConfig:
+    return parse_command_line(["--ds_config", "zero2.json", "--resume", resume]).run
+
+
+def test_auto_takes_the_newest_and_none_at_first(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    assert _checkpoint_to_load(config("auto"), store) is None
+    newest = [write(store, step) for step in (1, 2)][-1]
+    assert _checkpoint_to_load(config("auto"), store) == newest
+
+
+def test_a_named_checkpoint_starts_a_new_run_and_must_be_there(tmp_path: Path, capsys) -> None:
+    other = write(CheckpointStore(tmp_path / "other" / "checkpoints"), 5)
+    own = CheckpointStore(tmp_path / "own" / "checkpoints")
+    assert _checkpoint_to_load(config(str(other)), own) == other
+    newest = write(own, 6)
+    assert _checkpoint_to_load(config(str(other)), own) == newest
+    assert "goes on from its own step-00000006" in capsys.readouterr().out
+    with pytest.raises(CheckpointError):
+        _checkpoint_to_load(config(str(tmp_path / "nowhere")), own)
+
+
+def test_going_back_within_a_run_is_refused_and_not_ignored(tmp_path: Path) -> None:
+    own = CheckpointStore(tmp_path / "checkpoints")
+    older, _ = write(own, 1), write(own, 2)
+    with pytest.raises(ConfigError, match="gone on to step-00000002"):
+        _checkpoint_to_load(config(str(older)), own)
+
+
+def fail(kind: str) -> str:
+    """What a rank gets when rank 0 fails in its part."""
+    world = init_distributed()
+
+    def action() -> None:
+        if kind == "data":
+            raise DataError("no shards")
+        raise OSError(28, "No space left on device", "runs/x")
+
+    try:
+        on_main(world, action)
+    except (DataError, LaunchError) as error:
+        return json.dumps([type(error).__name__, str(error), error.reported_elsewhere])
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "text"), [("data", "DataError", "no shards"), ("disk", "LaunchError", "runs/x")]
+)
+def test_an_error_of_rank_0_is_every_ranks_and_said_once(kind: str, name: str, text: str) -> None:
+    first, second = (json.loads(result) for result in run_distributed(fail, 2, kind))
+    assert first[0] == second[0] == name
+    assert text in first[1] and text in second[1]
+    assert (first[2], second[2]) == (False, True)
