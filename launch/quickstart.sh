@@ -46,15 +46,20 @@ for step in (min(results), max(results)):
         print(f"step {step:5d}  {way}  {shown}  of {results[step]['num_clips']:.0f}")
 PYTHON
 
+train_command="deepspeed ${ranks[*]:-} -m clap_zero.train ${arguments[*]} $*"
 cat <<EOF
 
 The run is in $RUN: config.yaml, ds_config.json, metrics.jsonl, checkpoints/, eval/.
 What to type next:
   source .venv/bin/activate
-  deepspeed ${ranks[*]:-} -m clap_zero.train ${arguments[*]} $*
-                                                     the same training; it says that it is finished
-  clap-zero eval $RUN                                the figures from the fp32 weights
-  clap-zero export $RUN exported/tiny                a directory for ClapModel.from_pretrained
-  clap-zero pack --help                              your own recordings into shards
-  python -m clap_zero.train --help                   every flag, with its unit and default
+  ${train_command% }
+      the same training; it says that it is finished
+  clap-zero eval $RUN
+      the figures again, from the fp32 weights of the checkpoint
+  clap-zero export $RUN exported/tiny
+      a directory for ClapModel.from_pretrained
+  clap-zero pack --help
+      your own recordings into shards
+  python -m clap_zero.train --help
+      every flag, with its unit and default
 EOF
