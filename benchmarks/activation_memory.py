@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from clap_zero.testing import run_distributed
+from clap_zero.training.engine import allocate_moments
 
 # Blocks of 1 MB and more come from mmap and go back at once; few arenas. Ranks inherit the environment.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048576", "MALLOC_ARENA_MAX": "2"}
@@ -88,6 +89,7 @@ def measure(settings: dict[str, Any], checkpointing: bool) -> dict[str, float]:
     engine, *_ = deepspeed.initialize(
         model=model, model_parameters=list(model.parameters()), config=config, dist_init_required=False
     )
+    allocate_moments(engine)  # as the trainer does: Adam's moments are there before the first forward
     random = torch.Generator().manual_seed(rank)
     fused = model.config.audio_config.enable_fusion
     inputs = {

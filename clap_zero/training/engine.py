@@ -38,6 +38,7 @@ class Engine:
         self.deepspeed, _, _, self._json_scheduler = deepspeed.initialize(
             model=model, model_parameters=groups, config=resolved.config, dist_init_required=False
         )
+        allocate_moments(self.deepspeed)
         self.device = world.device
         self.stage = resolved.stage
         self._unmanaged_norm: float | None = None
@@ -114,6 +115,30 @@ class Engine:
             return None
         norm = float(norm)
         return norm if torch.isfinite(torch.tensor(norm)) else None
+
+
+def allocate_moments(engine: Any) -> None:
+    """Make Adam's moments at ZeRO stage 3 before the first step, not in it.
+
+    torch makes them at the first update, when the activations' memory was already taken: a run that does not fit then
+    ends after its first forward and backward instead of at its start. The values are those that torch would make.
+
+    Args:
+        engine: What `deepspeed.initialize` returned; other stages, optimizers and offloaded states stay as they are.
+    """
+    wrapper = engine.optimizer
+    base = getattr(wrapper, "optimizer", None)
+    if engine.zero_optimization_stage() != 3 or type(base) not in (torch.optim.Adam, torch.optim.AdamW):
+        return
+    if wrapper.offload_optimizer or any(group["amsgrad"] or group["fused"] for group in base.param_groups):
+        return
+    for masters in wrapper.fp32_partitioned_groups_flat:
+        state = base.state[masters]
+        assert not state, "a fresh optimizer has no state"
+        state["step"] = torch.tensor(0.0, dtype=torch.float32)
+        for name in ("exp_avg", "exp_avg_sq"):
+            # zeros alone would reserve the pages without taking them.
+            state[name] = torch.zeros_like(masters, requires_grad=False).zero_()
 
 
 def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:
