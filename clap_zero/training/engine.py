@@ -127,7 +127,7 @@ def allocate_moments(engine: Any) -> None:
         engine: What `deepspeed.initialize` returned; other stages, optimizers and offloaded states stay as they are.
     """
     wrapper = engine.optimizer
-    base = getattr(wrapper, "optimizer", None)
+    base: Any = getattr(wrapper, "optimizer", None)
     if engine.zero_optimization_stage() != 3 or type(base) not in (torch.optim.Adam, torch.optim.AdamW):
         return
     if wrapper.offload_optimizer or any(group["amsgrad"] or group["fused"] for group in base.param_groups):
