@@ -54,9 +54,9 @@ class PeakRss:
 def measure(settings: dict[str, Any], checkpointing: bool) -> dict[str, float]:
     """One rank: build, train some steps, and report in MB and seconds."""
     import deepspeed
-    import yaml
 
-    import clap_zero.config
+    from clap_zero.config.deepspeed import load_ds_json
+    from clap_zero.config.preset import load_preset
     from clap_zero.distributed.collectives import rank_and_size
     from clap_zero.model.activation import enable_activation_checkpointing
     from clap_zero.model.clap import build_model
@@ -64,7 +64,7 @@ def measure(settings: dict[str, Any], checkpointing: bool) -> dict[str, float]:
 
     rank, world = rank_and_size()
     batch = settings["micro_batch"]
-    config = json.loads(Path(settings["ds_config"]).read_text(encoding="utf-8"))
+    config = load_ds_json(settings["ds_config"])
     config |= {
         "train_micro_batch_size_per_gpu": batch,
         "gradient_accumulation_steps": 1,
@@ -74,10 +74,8 @@ def measure(settings: dict[str, Any], checkpointing: bool) -> dict[str, float]:
     config.pop("activation_checkpointing", None)
     if checkpointing:
         config["activation_checkpointing"] = {}
-    preset = Path(clap_zero.config.__file__).parent / "presets" / f"{settings['preset']}.yaml"
-    geometry = yaml.safe_load(preset.read_text(encoding="utf-8"))["model"]
     model = build_model(
-        geometry=geometry,
+        geometry=load_preset(settings["preset"]).model,
         pretrained=None,
         batch_norm="sync",
         dropout=None,

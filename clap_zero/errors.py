@@ -4,6 +4,8 @@ Raise one of these for anything that the user, their files or their machines can
 line: what is wrong, where, and the way out. Our own invariants are asserts.
 """
 
+from __future__ import annotations
+
 EXIT_STOPPED = 75
 """Exit code of a run that a signal stopped after its checkpoint was written (EX_TEMPFAIL: run the command again)."""
 
@@ -44,3 +46,8 @@ class DivergedError(ClapZeroError):
     """Training left the range of finite numbers and cannot go on."""
 
     exit_code = 6
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, as one line; the name of its class where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

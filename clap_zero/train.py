@@ -11,7 +11,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
-from clap_zero.errors import EXIT_STOPPED, ClapZeroError, ConfigError, LaunchError
+from clap_zero.errors import EXIT_STOPPED, ClapZeroError, ConfigError, LaunchError, first_line
 
 if TYPE_CHECKING:
     from clap_zero.hooks.watchdog import Watchdog
@@ -108,7 +108,7 @@ def _report(error: Exception) -> int:
             print(f"{prefix}{error}", file=sys.stderr, flush=True)
         return error.exit_code
     if _is_lost_contact(error):
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        reason = first_line(error)[:200]
         text = f"{prefix}lost contact with the other ranks ({reason}); another rank's message has the cause"
         print(text, file=sys.stderr, flush=True)
         time.sleep(YIELD_TO_CAUSE_S)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -59,15 +60,36 @@ class LoaderPlan:
         return self.micro_batch * self.accumulation * self.world_size
 
 
-_Batch = TypeVar("_Batch", "Batch", "EvalBatch")
+class _Movable:
+    """What batches of training and of evaluation do alike. Subclasses are dataclasses with these fields."""
 
+    clips: ClipBatch
+    keys: list[str]
+    _TENSORS: ClassVar[tuple[str, ...]]
+    """Names of the tensors beside the clips."""
 
-def _map_tensors(batch: _Batch, names: tuple[str, ...], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    return {name: change(getattr(batch, name)) for name in names}
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def pin_memory(self) -> Self:
+        """A copy in page-locked memory."""
+        return self._changed(self.clips.pin_memory(), Tensor.pin_memory)
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        """A copy on a device; `clips` keeps its lengths on the CPU."""
+        clips = self.clips.to(device, non_blocking=non_blocking)
+        return self._changed(clips, lambda t: t.to(device, non_blocking=non_blocking))
+
+    def _changed(self, clips: ClipBatch, change: Callable[[Tensor], Tensor]) -> Self:
+        changed: Any = copy.copy(self)
+        changed.clips = clips
+        for name in self._TENSORS:
+            setattr(changed, name, change(getattr(self, name)))
+        return changed
 
 
 @dataclass
-class Batch:
+class Batch(_Movable):
     """One micro batch of one rank for training.
 
     Attributes:
@@ -94,23 +116,11 @@ class Batch:
     notes: list[str] = field(default_factory=list)
     num_truncated: int = 0
 
-    _TENSORS = ("input_ids", "attention_mask", "caption_ids")
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def pin_memory(self) -> Batch:
-        """A copy in page-locked memory."""
-        return replace(self, clips=self.clips.pin_memory(), **_map_tensors(self, self._TENSORS, Tensor.pin_memory))
-
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-        """A copy on a device; `clips` keeps its lengths on the CPU."""
-        moved = _map_tensors(self, self._TENSORS, lambda t: t.to(device, non_blocking=non_blocking))
-        return replace(self, clips=self.clips.to(device, non_blocking=non_blocking), **moved)
+    _TENSORS: ClassVar = ("input_ids", "attention_mask", "caption_ids")
 
 
 @dataclass
-class EvalBatch:
+class EvalBatch(_Movable):
     """Clips of one rank for evaluation, with all their captions.
 
     Ranks yield equally many batches of equal size: what is missing at the end is filled with repeats, marked invalid.
@@ -145,16 +155,12 @@ class EvalBatch:
     notes: list[str] = field(default_factory=list)
     num_truncated: int = 0
 
-    _TENSORS = ("clip_ids", "valid", "input_ids", "attention_mask", "caption_clip_ids", "caption_valid", "caption_ids")
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def pin_memory(self) -> EvalBatch:
-        """A copy in page-locked memory."""
-        return replace(self, clips=self.clips.pin_memory(), **_map_tensors(self, self._TENSORS, Tensor.pin_memory))
-
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> EvalBatch:
-        """A copy on a device; `clips` keeps its lengths on the CPU."""
-        moved = _map_tensors(self, self._TENSORS, lambda t: t.to(device, non_blocking=non_blocking))
-        return replace(self, clips=self.clips.to(device, non_blocking=non_blocking), **moved)
+    _TENSORS: ClassVar = (
+        "clip_ids",
+        "valid",
+        "input_ids",
+        "attention_mask",
+        "caption_clip_ids",
+        "caption_valid",
+        "caption_ids",
+    )

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from clap_zero.distributed import collectives
-from clap_zero.errors import LaunchError
+from clap_zero.errors import LaunchError, first_line
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def init_distributed(*, timeout_s: float = 1800) -> World:
         except (RuntimeError, ValueError) as error:
             raise LaunchError(
                 f"rank {env.rank} of {env.size} on {socket.gethostname()} could not join the others at "
-                f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: {_first_line(error)}"
+                f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: {first_line(error)}"
             ) from error
     world = World(env.rank, env.size, env.local_rank, env.local_size, device)
     _check_everyone_is_here(world)
@@ -284,7 +284,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from clap_zero.errors import first_line
 from clap_zero.training.hooks import Hook
 from clap_zero.training.loop import Trainer
 from clap_zero.training.metrics import step_line
@@ -76,7 +77,7 @@ class WandbHook(Hook):
             self._log_all()
         except Exception as error:  # noqa: BLE001
             self._failed.set()
-            _warn(f"{type(error).__name__}: {_first_line(error)}; training goes on without it")
+            _warn(f"{type(error).__name__}: {first_line(error)}; training goes on without it")
 
     def _log_all(self) -> None:
         import wandb
@@ -122,7 +123,3 @@ class WandbHook(Hook):
 
 def _warn(text: str) -> None:
     print(f"clap_zero: warning: W&B: {text}", flush=True)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -114,7 +115,7 @@ class Engine:
         if norm is None:
             return None
         norm = float(norm)
-        return norm if torch.isfinite(torch.tensor(norm)) else None
+        return norm if math.isfinite(norm) else None
 
 
 def allocate_moments(engine: Any) -> None:

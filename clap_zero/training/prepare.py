@@ -72,10 +72,11 @@ def prepare(command: CommandLine, *, world: World) -> tuple[Settled, RunLock] | 
     Raises:
         ClapZeroError: Something is wrong. The same error is raised on all ranks; rank 0 reports it.
     """
-    lock = RunLock(Path(str(command.run.run_dir)))
+    directory = RunDirectory(Path(str(command.run.run_dir)))
+    lock = RunLock(directory.path)
     smallest_memory = min(collectives.all_gather_objects(memory_bytes(world)))
     try:
-        settled = on_main(world, lambda: _settle(command, lock, world=world, memory=smallest_memory))
+        settled = on_main(world, lambda: _settle(command, directory, lock, world=world, memory=smallest_memory))
         if settled is None:
             lock.release()
             return None
@@ -114,13 +115,14 @@ def on_main(world: World, function: Callable[[], T]) -> T:
     return result
 
 
-def _settle(command: CommandLine, lock: RunLock, *, world: World, memory: int) -> Settled | None:
+def _settle(
+    command: CommandLine, directory: RunDirectory, lock: RunLock, *, world: World, memory: int
+) -> Settled | None:
     """Rank 0's part of `prepare`.
 
     Returns:
         None when the run is finished.
     """
-    directory = RunDirectory(Path(str(command.run.run_dir)))
     run, notes = with_data(command.run)
     train = load_index(run.data.train)
     val = load_index(run.data.val) if run.data.val else None

@@ -159,8 +159,9 @@ class RunDirectory:
 
     def has_trained(self) -> bool:
         """Whether a step was taken or a checkpoint written."""
-        has_steps = any("loss" in line for line in read_jsonl(self.metrics_path))
-        return has_steps or any(self.checkpoints_path.glob("step-*"))
+        # Checkpoints first: the lines of a long run take seconds to read.
+        has_checkpoints = any(self.checkpoints_path.glob("step-*"))
+        return has_checkpoints or any("loss" in line for line in read_jsonl(self.metrics_path))
 
     def next_attempt(self) -> int:
         """1 for the first start, one more for each later one."""
