@@ -165,17 +165,28 @@ def _start_workers(pipeline: object, plan: LoaderPlan, workers: int) -> Iterator
         return iter(loader)
 
 
-class _BadSamples:
-    """Counts samples that could not be used, says so, and ends the run when they are too many.
+def bad_limit(num_slots: int, *, num_samples: int, world_size: int, max_bad_fraction: float) -> float:
+    """Most unusable samples that a rank may have met after `num_slots` slots of an epoch; one more ends the run.
 
-    The limit is `max_bad_fraction` of the rank's slots in the epoch so far, of at least its share of 10,000 samples (or
-    of the epoch, where that is smaller), and never below 16 or, with few samples, below half of them: one broken shard
-    among many, or two bad files among thirty, do not end a run; more bad ones than good ones do.
+    That is `max_bad_fraction` of the slots so far, of at least the rank's share of 10,000 samples (or of the epoch,
+    where that is smaller), and never below 16 or, with few samples, below half of them: one broken shard among many, or
+    two bad files among thirty, do not end a run; more bad ones than good ones do.
+
+    Args:
+        num_slots: slots of the epoch that the rank has read.
+        num_samples: samples of an epoch, over all ranks.
+        world_size: number of ranks.
+        max_bad_fraction: `data.max_bad_fraction`.
     """
+    num_early = min(num_samples, _EARLY_SAMPLES) / world_size
+    return max(min(MIN_BAD, num_early / 2), max_bad_fraction * max(num_slots, num_early))
+
+
+class _BadSamples:
+    """Counts samples that could not be used, says so, and ends the run when they are more than `bad_limit`."""
 
     def __init__(self, plan: LoaderPlan, num_samples: int) -> None:
-        self._plan = plan
-        self._early = min(num_samples, _EARLY_SAMPLES) / plan.world_size
+        self._plan, self._num_samples = plan, num_samples
         self._epoch, self._slots, self._bad = -1, 0, 0
         self._total = 0
         self._latest: list[str] = []
@@ -196,8 +207,12 @@ class _BadSamples:
             self._latest = [*self._latest[-9:], f"{key} ({reason})"]
             if self._total <= _SKIPS_SHOWN or self._total & (self._total - 1) == 0:
                 _logger.warning("rank %d skipped sample %d: %s (%s)", self._plan.rank, self._total, key, reason)
-        floor = min(MIN_BAD, self._early / 2)
-        limit = max(floor, self._plan.max_bad_fraction * max(self._slots, self._early))
+        limit = bad_limit(
+            self._slots,
+            num_samples=self._num_samples,
+            world_size=self._plan.world_size,
+            max_bad_fraction=self._plan.max_bad_fraction,
+        )
         if self._bad > limit:
             raise DataError(
                 f"{self._bad} of {self._slots} samples of epoch {self._epoch} are unusable on rank {self._plan.rank}, "
