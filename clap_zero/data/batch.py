@@ -12,6 +12,7 @@ from torch import Tensor
 
 from clap_zero.audio.clips import ClipBatch, FeatureConfig
 from clap_zero.data.partition import DataPosition
+from clap_zero.data.sources import ReadPolicy
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class LoaderPlan:
         workers: loader processes of this rank; 0 builds batches in the calling process.
         tokenizer_path: directory with vocab.json and merges.txt or tokenizer.json; None: the embedded RoBERTa.
         max_caption_tokens: longest caption, special tokens included.
-        caption_key: key of the captions in a sample's json.
+        policy: how remote shards are read.
+        blacklist: files that name samples which training leaves out; see `blacklist.Blacklist`.
         max_seconds: longest part of a clip that is decoded, in seconds.
         max_bad_fraction: more unusable samples than this part of an epoch end the run.
         prefetch: batches that a worker prepares ahead.
@@ -48,7 +50,8 @@ class LoaderPlan:
     workers: int = 0
     tokenizer_path: str | None = None
     max_caption_tokens: int = 77
-    caption_key: str = "text"
+    policy: ReadPolicy = field(default_factory=ReadPolicy)
+    blacklist: tuple[str, ...] = ()
     max_seconds: float = 60.0
     max_bad_fraction: float = 0.05
     prefetch: int = 2
@@ -103,6 +106,8 @@ class Batch(_Movable):
         skipped: (key, reason) of each sample that could not be used; other samples of the epoch took their places.
         notes: what was found wrong with shards, each said once by a worker.
         num_truncated: captions that were cut to `max_caption_tokens`.
+        set_ids: int64 (b,), always on the CPU: the data set of each sample, its number in `ShardIndex.sets`.
+        seconds: time that a worker spent on this batch by stage, see `stopwatch.STAGES`.
     """
 
     clips: ClipBatch
@@ -115,6 +120,8 @@ class Batch(_Movable):
     skipped: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     num_truncated: int = 0
+    set_ids: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    seconds: dict[str, float] = field(default_factory=dict)
 
     _TENSORS: ClassVar = ("input_ids", "attention_mask", "caption_ids")
 
@@ -139,6 +146,8 @@ class EvalBatch(_Movable):
         skipped: (key, reason) of each sample that could not be used.
         notes: what was found wrong with shards.
         num_truncated: captions that were cut to `max_caption_tokens`.
+        set_ids: int64 (b,), always on the CPU: the data set of each clip, its number in `ShardIndex.sets`.
+        seconds: time that a worker spent on this batch by stage, see `stopwatch.STAGES`.
     """
 
     clips: ClipBatch
@@ -154,6 +163,8 @@ class EvalBatch(_Movable):
     skipped: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     num_truncated: int = 0
+    set_ids: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    seconds: dict[str, float] = field(default_factory=dict)
 
     _TENSORS: ClassVar = (
         "clip_ids",

@@ -5,8 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 from clap_zero.data.shards import BadSampleError
+
+
+@dataclass(frozen=True)
+class CaptionRule:
+    """How the captions of a data set are made of its text members.
+
+    Attributes:
+        caption_key: key of the captions in a sample's json.
+        caption_templates: frames around a caption, each with `{caption}`. Training draws one, evaluation takes the
+            first; none: captions are used as they are.
+        tags: when a caption is made of the sample's tags: "never"; "missing", where it has no usable caption; "always",
+            beside its captions.
+        tag_key: key of the tags in a sample's json.
+        tag_template: what is made of the tags, with `{tags}`.
+    """
+
+    caption_key: str = "text"
+    caption_templates: tuple[str, ...] = ()
+    tags: Literal["never", "missing", "always"] = "never"
+    tag_key: str = "tag"
+    tag_template: str = "The sound of {tags}"
 
 
 def read_captions(texts: Mapping[str, bytes], caption_key: str = "text") -> list[str]:

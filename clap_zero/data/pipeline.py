@@ -24,7 +24,7 @@ from clap_zero.audio.clips import ClipBatch, plan_crop
 from clap_zero.audio.decode import AudioError, load_clip
 from clap_zero.audio.waveform import crop, to_int16
 from clap_zero.data.batch import Batch, EvalBatch, LoaderPlan
-from clap_zero.data.captions import caption_id, read_captions
+from clap_zero.data.captions import CaptionRule, caption_id, read_captions
 from clap_zero.data.index import ShardIndex
 from clap_zero.data.partition import EpochOrder, sample_generator
 from clap_zero.data.schedule import eval_schedule, train_schedule
@@ -195,7 +195,7 @@ class ChooseCaptions:
         self._plan, self._training = plan, training
 
     def __call__(self, sample: Sample) -> None:
-        captions = read_captions(sample.pop("texts"), self._plan.caption_key)
+        captions = read_captions(sample.pop("texts"), CaptionRule().caption_key)
         if self._training:
             chosen = int(_generator(sample, self._plan, _CAPTION).integers(len(captions)))
             captions = [captions[chosen]]

@@ -54,7 +54,6 @@ def eval_run(
         seed=run.train.seed,
         tokenizer_path=None if source.tokenizer is None else str(source.tokenizer),
         max_caption_tokens=run.data.max_caption_tokens,
-        caption_key=run.data.caption_key,
         max_seconds=run.data.max_seconds,
         max_bad_fraction=run.data.max_bad_fraction,
     )

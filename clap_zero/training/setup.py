@@ -113,7 +113,6 @@ def _reading(settled: Settled, *, features: FeatureConfig, tokenizer: Path | Non
         "seed": run.train.seed,
         "tokenizer_path": None if tokenizer is None else str(tokenizer),
         "max_caption_tokens": run.data.max_caption_tokens,
-        "caption_key": run.data.caption_key,
         "max_seconds": run.data.max_seconds,
         "max_bad_fraction": run.data.max_bad_fraction,
         "workers": _num_workers(settled, world),
