@@ -20,10 +20,12 @@ INTERRUPTED = 130
 
 COMMANDS = {
     "pack": "write audio and captions into tar shards",
+    "check": "read shards as training would, print every fault, write their index",
     "train": "train a model; `clap-zero train --help` lists every key",
     "eval": "retrieval figures of a run on its held-out pairs",
     "export": "write a run's model as a Hugging Face directory",
     "check-config": "check a command line of `train` and print its arithmetic, without starting anything",
+    "bench": "measure how fast a part is; `clap-zero bench loader SHARDS` reads shards",
 }
 
 _USAGE = """\
@@ -69,10 +71,12 @@ def _dispatch(argv: list[str]) -> int:
     name, rest = argv[0].replace("_", "-"), argv[1:]
     runners: dict[str, Callable[[list[str]], int]] = {
         "pack": _pack,
+        "check": _check,
         "train": _train,
         "eval": _eval,
         "export": _export,
         "check-config": _check_config,
+        "bench": _bench,
     }
     if name not in runners:
         close = difflib.get_close_matches(name, runners, n=1, cutoff=0.4)
@@ -109,6 +113,23 @@ def _pack(argv: list[str]) -> int:
     parser = _Parser("pack")
     add_pack_arguments(parser)
     pack_from_args(parser.read(argv))
+    return 0
+
+
+def _check(argv: list[str]) -> int:
+    from clap_zero.data.check_cli import add_check_arguments, check_from_args
+
+    parser = _Parser("check")
+    add_check_arguments(parser)
+    return check_from_args(parser.read(argv))
+
+
+def _bench(argv: list[str]) -> int:
+    from clap_zero.data.bench_cli import add_bench_arguments, bench_from_args
+
+    parser = _Parser("bench")
+    add_bench_arguments(parser)
+    bench_from_args(parser.read(argv))
     return 0
 
 

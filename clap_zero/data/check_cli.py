@@ -1,0 +1,110 @@
+"""Command line of `clap-zero check`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from clap_zero.data.sources import ReadPolicy
+from clap_zero.errors import ConfigError
+
+
+def add_check_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `clap-zero check`."""
+    parser.add_argument(
+        "shards",
+        nargs="+",
+        metavar="SHARDS",
+        help="split directories, tars or brace patterns, as --data.train takes them",
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: the cores of this machine)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all findings and the sums there, too")
+    parser.add_argument("--rewrite-index", action="store_true", help="replace sizes.json, index.json and spans.npy")
+    parser.add_argument("--no-index", action="store_true", help="write no index, not even where there is none")
+    parser.add_argument("--no-progress", action="store_true", help="no progress bar")
+    same = parser.add_argument_group("as training would (the defaults are those of the run config)")
+    same.add_argument("--caption-key", default="text", metavar="KEY", help="key of the captions (%(default)s)")
+    same.add_argument(
+        "--tags",
+        choices=("never", "missing", "always"),
+        default="never",
+        help="whether a sample's tags stand in for captions (%(default)s)",
+    )
+    same.add_argument(
+        "--truncation",
+        choices=("fusion", "rand_trunc"),
+        default="fusion",
+        help="kind of model, which a stored log-mel must fit (%(default)s)",
+    )
+    same.add_argument("--max-seconds", type=float, default=60.0, metavar="S", help="longest part decoded (%(default)s)")
+    same.add_argument(
+        "--max-caption-tokens", type=int, default=77, metavar="N", help="longest caption in tokens (%(default)s)"
+    )
+    same.add_argument(
+        "--max-bad-fraction", type=float, default=0.05, metavar="F", help="unusable part of an epoch (%(default)s)"
+    )
+    same.add_argument(
+        "--blacklist", action="append", default=[], metavar="FILE", help="keys to leave out; may be repeated"
+    )
+    remote = parser.add_argument_group("remote shards")
+    remote.add_argument("--cache-dir", metavar="DIR", help="where shards are kept (default: ~/.cache/clap_zero/shards)")
+    remote.add_argument(
+        "--cache-bytes", type=int, default=ReadPolicy.cache_bytes, metavar="N", help="its size (%(default)s)"
+    )
+    remote.add_argument(
+        "--timeout-s", type=float, default=ReadPolicy.timeout_s, metavar="S", help="a source stalls after (%(default)s)"
+    )
+    remote.add_argument(
+        "--retries", type=int, default=ReadPolicy.retries, metavar="N", help="tries again (%(default)s)"
+    )
+    remote.add_argument("--missing-shards", choices=("stop", "skip"), default="stop", help="(default: %(default)s)")
+    remote.add_argument("--allow-pipe", action="store_true", help="let SHARDS of the form pipe:COMMAND be run")
+
+
+def check_from_args(args: argparse.Namespace) -> int:
+    """Checks, prints the findings and the sums.
+
+    Returns:
+        0: training can read these shards.
+
+    Raises:
+        ConfigError: an argument is out of range.
+        DataError: training on these shards would stop; see `clap_zero.data.check.check`.
+    """
+    workers = len(os.sched_getaffinity(0)) if args.workers is None else args.workers
+    if workers < 1:
+        raise ConfigError(f"--workers {workers}: at least 1 is needed")
+    if not args.max_seconds > 0:
+        raise ConfigError(f"--max-seconds {args.max_seconds:g}: more than 0 is needed")
+    if not 0 <= args.max_bad_fraction <= 1:
+        raise ConfigError(f"--max-bad-fraction {args.max_bad_fraction:g}: a part from 0 to 1 is needed")
+    from clap_zero.data.captions import CaptionRule
+    from clap_zero.data.check import CheckOptions, check
+
+    options = CheckOptions(
+        shards=tuple(args.shards),
+        workers=workers,
+        rule=CaptionRule(caption_key=args.caption_key, tags=args.tags),
+        truncation=args.truncation,
+        max_seconds=args.max_seconds,
+        max_caption_tokens=args.max_caption_tokens,
+        max_bad_fraction=args.max_bad_fraction,
+        blacklist=tuple(args.blacklist),
+        policy=ReadPolicy(
+            cache_dir=args.cache_dir,
+            cache_bytes=args.cache_bytes,
+            timeout_s=args.timeout_s,
+            retries=args.retries,
+            allow_pipe=args.allow_pipe,
+            missing=args.missing_shards,
+        ),
+        json_path=args.json,
+        write_index=not args.no_index,
+        rewrite_index=args.rewrite_index,
+        progress=not args.no_progress,
+    )
+    report = check(options)
+    print("\n".join(report.lines()), flush=True)
+    report.raise_if_stopped()
+    return 0
