@@ -13,6 +13,9 @@ from torch import Tensor
 from clap_zero.audio.waveform import crop, to_int16
 from clap_zero.errors import ConfigError
 
+STORED_UNITS_PER_DB = 256
+"""Stored log-mels are int16 in units of 1/256 dB: -128 to 127.996 dB."""
+
 
 @dataclass(frozen=True)
 class FeatureConfig:
@@ -60,6 +63,11 @@ class FeatureConfig:
     def chunk_frames(self) -> int:
         """Frames of a full clip."""
         return self.num_frames(self.max_samples)
+
+    @property
+    def mel_scale(self) -> Literal["htk", "slaney"]:
+        """Kind of mel filters; see `mel_filters`."""
+        return "htk" if self.truncation == "fusion" else "slaney"
 
     @property
     def num_mel_images(self) -> int:
@@ -191,28 +199,44 @@ def plan_crop(num_samples: int, cfg: FeatureConfig, rng: np.random.Generator | N
 
 @dataclass
 class ClipBatch:
-    """Clips of different lengths, flat, as they travel from the workers to the device.
+    """Clips of different lengths, flat, as they travel from the workers to the device: waveforms, stored mels, or both.
 
     Attributes:
-        samples: int16 (full scale 32767) or float32 (total,): the clips one after another.
-        lengths: int64 (b,), always on the CPU; samples of each clip, at least 1.
+        samples: int16 (full scale 32767) or float32 (total,): the waveforms one after another.
+        lengths: int64 (b,), always on the CPU; samples of each waveform, frames of each stored mel, at least 1.
         chunk_starts: int64 (b, 3), always on the CPU; see CropPlan. Read only in fusion mode for longer clips.
+        mels: int16 (total, num_mels) in units of 1/256 dB: the stored mels one after another; None: there are none.
+        is_mel: bool (b,), always on the CPU: which clips are stored mels; None: none is.
     """
 
     samples: Tensor
     lengths: Tensor
     chunk_starts: Tensor
+    mels: Tensor | None = None
+    is_mel: Tensor | None = None
 
     def __len__(self) -> int:
         return self.lengths.shape[0]
 
     @classmethod
     def from_parts(cls, parts: Sequence[np.ndarray], chunk_starts: Sequence[Sequence[int]]) -> ClipBatch:
-        """Joins parts that are cut already: each (n,), all int16 or all float32."""
-        lengths = torch.tensor([part.size for part in parts], dtype=torch.int64)
-        starts = torch.tensor(chunk_starts, dtype=torch.int64).reshape(len(parts), 3)
-        samples = np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
-        return cls(torch.from_numpy(samples), lengths, starts)
+        """Joins parts that are cut already.
+
+        Args:
+            parts: Waveforms (n,), all int16 or all float32, and stored mels int16 (m, num_mels), in any order.
+            chunk_starts: Three for each part.
+        """
+        waves = [part for part in parts if part.ndim == 1]
+        samples = np.concatenate(waves) if waves else np.zeros(0, dtype=np.int16)
+        batch = cls(
+            torch.from_numpy(samples),
+            torch.tensor([part.shape[0] for part in parts], dtype=torch.int64),
+            torch.tensor(chunk_starts, dtype=torch.int64).reshape(len(parts), 3),
+        )
+        if len(waves) < len(parts):
+            batch.mels = torch.from_numpy(np.concatenate([part for part in parts if part.ndim == 2]))
+            batch.is_mel = torch.tensor([part.ndim == 2 for part in parts])
+        return batch
 
     @classmethod
     def from_clips(
@@ -230,9 +254,11 @@ class ClipBatch:
         return cls.from_parts([np.asarray(convert(part)) for part in parts], [plan.chunk_starts for plan in plans])
 
     def pin_memory(self) -> ClipBatch:
-        """A copy whose samples are in page-locked memory."""
-        return replace(self, samples=self.samples.pin_memory())
+        """A copy whose samples and mels are in page-locked memory."""
+        mels = None if self.mels is None else self.mels.pin_memory()
+        return replace(self, samples=self.samples.pin_memory(), mels=mels)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> ClipBatch:
-        """Moves the samples; lengths and starts stay on the CPU, where ClapFeatures reads them without a sync."""
-        return replace(self, samples=self.samples.to(device, non_blocking=non_blocking))
+        """Moves samples and mels; the rest stays on the CPU, where ClapFeatures reads it without a sync."""
+        mels = None if self.mels is None else self.mels.to(device, non_blocking=non_blocking)
+        return replace(self, samples=self.samples.to(device, non_blocking=non_blocking), mels=mels)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clap_zero.audio.clips import ClipBatch, CropPlan, FeatureConfig, plan_crop
+from clap_zero.audio.clips import STORED_UNITS_PER_DB, ClipBatch, CropPlan, FeatureConfig, plan_crop
 from clap_zero.audio.mel import mel_filters
 from clap_zero.audio.waveform import INT16_SCALE
 
@@ -63,7 +63,7 @@ class ClapFeatures:
         self._block_frames = self._CPU_BLOCK_FRAMES if self.device.type == "cpu" else self._DEVICE_BLOCK_FRAMES
         self.dtype = dtype
         filters = mel_filters(
-            scale="htk" if cfg.truncation == "fusion" else "slaney",
+            scale=cfg.mel_scale,
             n_fft=cfg.n_fft,
             num_mels=cfg.num_mels,
             sample_rate_hz=cfg.sample_rate_hz,
@@ -91,26 +91,73 @@ class ClapFeatures:
                 whose single mel leaves nothing to fuse. Never set for a short clip, as the extractor does at random.
         """
         cfg = self.cfg
-        lengths = clips.lengths.tolist()
-        starts = clips.chunk_starts.tolist()
-        assert lengths and min(lengths) >= 1 and sum(lengths) == clips.samples.numel(), "lengths do not fit the samples"
-        fusion = cfg.truncation == "fusion"
-        assert fusion or max(lengths) <= cfg.max_samples, "rand_trunc clips must be cut as plan_crop says"
-        longer = [fusion and cfg.is_longer(length) for length in lengths]
+        lengths, starts = clips.lengths.tolist(), clips.chunk_starts.tolist()
+        is_mel = [False] * len(lengths) if clips.is_mel is None else clips.is_mel.tolist()
+        longer = [self._check(*clip) for clip in zip(lengths, is_mel, strict=True)]
         shape = (len(lengths), cfg.num_mel_images, cfg.chunk_frames, cfg.num_mels)
         features = torch.empty(shape, dtype=torch.float32, device=self.device)
         with _exact_float32(self.device):
-            waves = clips.samples.to(self.device, non_blocking=True).split(lengths)
-            short = [i for i, is_longer in enumerate(longer) if not is_longer]
+            waves = self._split(clips.samples, [n for n, stored in zip(lengths, is_mel, strict=True) if not stored])
+            of_waves = [i for i, stored in enumerate(is_mel) if not stored]
+            wave_of = dict(zip(of_waves, waves, strict=True))
+            short = [i for i in of_waves if not longer[i]]
             group_size = max(1, self._block_frames // cfg.chunk_frames)
             for first in range(0, len(short), group_size):
                 group = short[first : first + group_size]
-                for i, mel in zip(group, self._log_mel(self._pad_short([waves[j] for j in group])), strict=True):
+                for i, mel in zip(group, self._log_mel(self._pad_short([wave_of[j] for j in group])), strict=True):
                     features[i] = mel
-            for i in (i for i, is_longer in enumerate(longer) if is_longer):
-                self._fuse(waves[i], starts[i], out=features[i])
+            for i in (i for i in of_waves if longer[i]):
+                self._fuse(self._mel_of_long(wave_of[i]), starts[i], out=features[i])
+            self._from_stored(clips, longer, out=features)
             flags = torch.tensor(longer, dtype=torch.bool)[:, None].to(self.device, non_blocking=True)
         return features, flags
+
+    def whole_mel(self, samples: np.ndarray) -> Tensor:
+        """The log-mel of a whole clip, as it is stored.
+
+        Args:
+            samples: int16 (full scale 32767) or float32 (n,), n >= 1.
+
+        Returns:
+            float32 (frames, num_mels) in dB on the CPU: those of the padded clip, or all of a longer one.
+        """
+        wave = torch.from_numpy(np.ascontiguousarray(samples)).to(self.device)
+        with _exact_float32(self.device):
+            short = wave.numel() <= self.cfg.max_samples
+            mel = self._log_mel(self._pad_short([wave]))[0] if short else self._mel_of_long(wave)
+        return mel.to("cpu", torch.float32)
+
+    def _check(self, length: int, is_mel: bool) -> bool:
+        """Whether a clip of a batch is longer; that it was cut as it should be."""
+        cfg = self.cfg
+        assert length >= 1, "an empty clip"
+        if is_mel:
+            longer, wrong = length > cfg.chunk_frames, length < cfg.chunk_frames
+        else:
+            longer, wrong = cfg.is_longer(length), False
+        fusion = cfg.truncation == "fusion"
+        if not fusion:
+            wrong = wrong or longer or (not is_mel and length > cfg.max_samples)
+        assert not wrong, "rand_trunc clips must be cut as plan_crop says, stored mels as StoredMel.part does"
+        return fusion and longer
+
+    def _split(self, flat: Tensor, lengths: list[int]) -> Sequence[Tensor]:
+        assert sum(lengths) == flat.shape[0], "lengths do not fit the samples"
+        return flat.to(self.device, non_blocking=True).split(lengths) if lengths else ()
+
+    def _from_stored(self, clips: ClipBatch, longer: list[bool], *, out: Tensor) -> None:
+        """Writes the features of the clips that are stored mels."""
+        if clips.mels is None or clips.is_mel is None:
+            return
+        at = clips.is_mel.nonzero()[:, 0].tolist()
+        mels = self._split(clips.mels, clips.lengths[clips.is_mel].tolist())
+        starts = clips.chunk_starts.tolist()
+        for i, mel in zip(at, mels, strict=True):
+            mel = mel.to(torch.float32).div_(STORED_UNITS_PER_DB)
+            if longer[i]:
+                self._fuse(mel, starts[i], out=out[i])
+            else:
+                out[i] = mel
 
     def _to_float(self, wave: Tensor) -> Tensor:
         """The float32 samples that a 16-bit clip stands for, in the dtype of the arithmetic."""
@@ -159,27 +206,30 @@ class ClapFeatures:
             mel[:, part] = power @ self._filters
         return mel.clamp_(min=POWER_FLOOR).log10_().mul_(10.0)
 
-    def _fuse(self, wave: Tensor, starts: Sequence[int], *, out: Tensor) -> None:
+    def _mel_of_long(self, wave: Tensor) -> Tensor:
+        """(n,), more than a full clip -> (frames, num_mels) in dB of all of it."""
+        row = torch.empty(wave.numel() + self.cfg.n_fft, dtype=self.dtype, device=self.device)
+        half = self.cfg.n_fft // 2
+        row[half : half + wave.numel()] = self._to_float(wave)
+        self._reflect(row, wave.numel())
+        return self._log_mel(row[None])[0]
+
+    def _fuse(self, mel: Tensor, starts: Sequence[int], *, out: Tensor) -> None:
         """Four mels of a long clip: the whole one shrunk in time, and a chunk at each of three starts.
 
         Source: `ClapFeatureExtractor._random_mel_fusion`; bilinear, align_corners and antialias off.
 
         Args:
-            wave: (n,) with more frames than a chunk.
+            mel: (frames, num_mels) of the whole clip, more frames than a chunk has.
             starts: First frame of each chunk.
             out: (4, chunk_frames, num_mels), written.
         """
-        cfg = self.cfg
-        last = cfg.num_frames(wave.numel()) - cfg.chunk_frames
+        num_frames = self.cfg.chunk_frames
+        last = mel.shape[0] - num_frames
         assert all(0 <= start <= last for start in starts), (starts, last)
-        row = torch.empty(wave.numel() + cfg.n_fft, dtype=self.dtype, device=self.device)
-        half = cfg.n_fft // 2
-        row[half : half + wave.numel()] = self._to_float(wave)
-        self._reflect(row, wave.numel())
-        mel = self._log_mel(row[None])
-        out[0] = shrink_in_time(mel[0], cfg.chunk_frames)
+        out[0] = shrink_in_time(mel, num_frames)
         for image, start in enumerate(starts, start=1):
-            out[image] = mel[0, start : start + cfg.chunk_frames]
+            out[image] = mel[start : start + num_frames]
 
 
 def shrink_in_time(mel: Tensor, num_frames: int) -> Tensor:
