@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
@@ -9,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from clap_zero.config.data import DataSetSection
 from clap_zero.config.schema import RunConfig, accepts, iter_keys
 from clap_zero.config.values import nearest, parse_value, shown
 from clap_zero.errors import ConfigError
@@ -16,6 +18,7 @@ from clap_zero.errors import ConfigError
 FIELDS: dict[str, FieldInfo] = dict(iter_keys())
 ALIASES = {"deepspeed_config": "ds_config"}
 IGNORED = "local_rank"
+_MAPPING = re.compile(r"""\{\s*["']?\w+["']?\s*:(\s|["'\[{])""")
 
 _HEADER = """\
 usage: clap-zero train --ds_config FILE [--config FILE] [--section.key VALUE ...] [--ds.KEY VALUE ...]
@@ -73,7 +76,7 @@ def read_flags(argv: Sequence[str]) -> Flags:
         elif key.startswith("ds."):
             flags.ds[key[3:]] = parse_value(text)
         elif accepts(FIELDS[key], tuple):
-            flags.values[key] = (*flags.values.get(key, ()), *_list_value(text))
+            flags.values[key] = (*flags.values.get(key, ()), *_list_value(text, spelling))
         else:
             flags.values[key] = _scalar_value(FIELDS[key], text)
     return flags
@@ -128,9 +131,26 @@ def _scalar_value(info: FieldInfo, text: str) -> Any:
     return parse_value(text)
 
 
-def _list_value(text: str) -> tuple[Any, ...]:
-    value = parse_value(text) if text.startswith("[") else text
-    return tuple(value) if isinstance(value, list) else (text,)
+def _list_value(text: str, spelling: str) -> tuple[Any, ...]:
+    """The entries that one flag adds: a YAML list, a mapping with at least one `key: value`, or the text itself.
+
+    `{a,b}` and `[ab]/*` are patterns, although YAML could read them, too.
+
+    Raises:
+        ConfigError: a mapping that YAML cannot read; mostly a pattern with braces inside it lacks its quotes.
+    """
+    if text.startswith("["):
+        value = parse_value(text)
+        return tuple(value) if isinstance(value, list) else (text,)
+    if _MAPPING.match(text):
+        value = parse_value(text)
+        if not isinstance(value, dict):
+            raise ConfigError(
+                f"{spelling} {text}: not readable as a YAML mapping: put quotes around a pattern with braces, as in "
+                """{shards: "s3://b/{000..127}.tar", weight: 2}"""
+            )
+        return (value,)
+    return (text,)
 
 
 def help_text() -> str:
@@ -140,18 +160,28 @@ def help_text() -> str:
     groups: dict[str, list[str]] = {"": []}
     for key, info in FIELDS.items():
         section = key.partition(".")[0] if "." in key else ""
-        default = "required" if info.default is PydanticUndefined else _shown_default(info.default)
-        extra = info.json_schema_extra
-        unit = extra.get("unit", "-") if isinstance(extra, dict) else "-"
         mark = "*" if key in recommended else ""
-        groups.setdefault(section, []).append(
-            f"  --{key} {_choices(info)}\n      {info.description}; unit {unit}, default {default}{mark}"
-        )
+        groups.setdefault(section, []).append(f"  --{key} {_choices(info)}\n      {_described(info)}{mark}")
+    groups["data"] += _set_help()
     lines += [f"  {name}\n      {text}" for name, text in _TOP] + groups.pop("")
     for section, entries in groups.items():
         doc = (RunConfig.model_fields[section].annotation.__doc__ or "").strip().partition("\n")[0]
         lines += [f"\n{section}: {doc}", *entries]
     return "\n".join(lines) + "\n"
+
+
+def _set_help() -> list[str]:
+    """The keys of a data set, which is a value of --data.train and --data.val and has no flags of its own."""
+    doc = (DataSetSection.__doc__ or "").partition("\n")[0]
+    keys = [f"      {name}: {_choices(info)}\n          {_described(info)}" for name, info in iter_keys(DataSetSection)]
+    return [f"  {doc} Its keys:", *keys]
+
+
+def _described(info: FieldInfo) -> str:
+    default = "required" if info.default is PydanticUndefined else _shown_default(info.default)
+    extra = info.json_schema_extra
+    unit = extra.get("unit", "-") if isinstance(extra, dict) else "-"
+    return f"{info.description}; unit {unit}, default {default}"
 
 
 def _recommended_keys() -> set[str]:
@@ -172,5 +202,5 @@ def _choices(info: FieldInfo) -> str:
         return "[true|false]"
     parts = (info.annotation, *get_args(info.annotation))
     names = [str(choice) for part in parts if get_origin(part) is Literal for choice in get_args(part)]
-    kinds = (("N", int), ("X", float), ("TEXT", str), ("PATTERN", tuple))
+    kinds = (("N", int), ("X", float), ("TEXT", str), ("TEXT", tuple))
     return "|".join(names + [name for name, kind in kinds if accepts(info, kind)])

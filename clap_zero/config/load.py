@@ -9,9 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from clap_zero.config.data import DataSetSection
 from clap_zero.config.flags import FIELDS, help_text, read_flags
 from clap_zero.config.preset import load_preset
-from clap_zero.config.schema import PRESETS, RunConfig
+from clap_zero.config.schema import PRESETS, RunConfig, accepts
 from clap_zero.config.values import nearest, parse_file, shown, to_yaml
 from clap_zero.errors import ConfigError
 
@@ -56,7 +57,9 @@ def parse_command_line(argv: Sequence[str], *, has_gpu: bool = False) -> Command
         raise SystemExit(0)
     values, origin = _read_file(flags.config) if flags.config is not None else ({}, {})
     values.update(flags.values)
-    origin.update({key: flags.spelling[key] for key in flags.values})
+    for key in flags.values:
+        origin = {name: where for name, where in origin.items() if not name.startswith((f"{key}[", f"{key}."))}
+        origin[key] = flags.spelling[key]
     explicit = frozenset(values)
     notes = _fill_from_preset(values, has_gpu=has_gpu)
     if values.get("run_dir") is None:
@@ -98,6 +101,7 @@ def diff_configs(
 
 
 _ABSENT = object()
+_UNION_TAGS = ("set", "text")
 
 
 def _side(value: Any) -> str:
@@ -136,7 +140,7 @@ def _read_file(path: str) -> tuple[dict[str, Any], dict[str, str]]:
             if name in values:
                 raise ConfigError(f"{path}:{lines.get(name, 1)}: {name} is given twice: keep one of them")
             values[name] = tuple(entry) if isinstance(entry, list) else entry
-    return values, {name: f"{path}:{lines[name]}" for name in values}
+    return values, {name: f"{path}:{line}" for name, line in lines.items()}
 
 
 def _fill_from_preset(values: dict[str, Any], *, has_gpu: bool) -> list[str]:
@@ -178,24 +182,47 @@ def _readable(error: ValidationError, origin: Mapping[str, str]) -> list[str]:
     reasons: dict[str, list[str]] = {}
     given: dict[str, Any] = {}
     for entry in error.errors():
-        path = [str(part) for part in entry["loc"]]
-        key = next((".".join(path[:n]) for n in (2, 1) if ".".join(path[:n]) in FIELDS), ".".join(path))
-        reasons.setdefault(key, []).append(_reason(entry))
-        given[key] = entry["input"]
+        key, name = _named(entry["loc"])
+        reasons.setdefault(name, []).append(_reason(entry, within=key))
+        given[name] = entry["input"]
     lines = []
-    for key, texts in reasons.items():
+    for name, texts in reasons.items():
         what = " or ".join(dict.fromkeys(texts))
-        if key == "ds_config" and key not in origin:
+        key = name.partition("[")[0]
+        if name == "ds_config" and name not in origin:
             lines.append("no DeepSpeed JSON is named: give --ds_config FILE, such as --ds_config ds_configs/zero2.json")
         elif key in FIELDS:
-            lines.append(f"{origin.get(key, key)}: {key} {shown(given[key])} is refused: {what}")
+            alone = name.replace("[0]", "")  # a single set may be given without a list around it
+            where = next((origin[place] for place in (name, alone, key) if place in origin), key)
+            lines.append(f"{where}: {name} {shown(given[name])} is refused: {what}")
         else:
             lines.append(what)
     return lines
 
 
-def _reason(entry: Mapping[str, Any]) -> str:
+def _named(location: Sequence[int | str]) -> tuple[str, str]:
+    """The dotted key that a place in the config belongs to, and the place as a file would spell it.
+
+    (data, train, 0, set, weight) is data.train and `data.train[0].weight`; `set` is the tag of a union.
+    """
+    path = [str(part) for part in location]
+    length = next((n for n in (2, 1) if ".".join(path[:n]) in FIELDS), len(path))
+    key = name = ".".join(path[:length])
+    rest = location[length:]
+    if key not in FIELDS or not accepts(FIELDS[key], tuple):
+        return key, key
+    for part in rest:
+        name += f"[{part}]" if isinstance(part, int) else "" if part in _UNION_TAGS else f".{part}"
+    return key, name
+
+
+def _reason(entry: Mapping[str, Any], *, within: str) -> str:
     kind, context = entry["type"], entry.get("ctx", {})
+    if kind == "extra_forbidden" and within in FIELDS:
+        match = nearest(str(entry["loc"][-1]), DataSetSection.model_fields)
+        return f"there is no such key: did you mean {match}?" if match else "there is no such key: --help lists all"
+    if kind == "missing" and within in FIELDS:
+        return "it is needed: the place of the set's shards"
     if kind == "value_error":
         return str(context["error"])
     if kind == "literal_error":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import yaml
@@ -59,6 +59,15 @@ class _CoreDumper(yaml.SafeDumper):
     }
 
 
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """PyYAML writes these breaks into single quotes, from which they come back as spaces."""
+    style = '"' if any(character in text for character in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_CoreDumper.add_representer(str, _text)
+
+
 def to_yaml(value: Any) -> str:
     """YAML that `parse_yaml` and other readers take for the same value: the texts "1e-4" and "on" get quotes."""
     return yaml.dump(value, Dumper=_CoreDumper, sort_keys=False, allow_unicode=True, width=1000)
@@ -102,6 +111,7 @@ def parse_file(path: str, text: str) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def _collect_lines(path: str, node: yaml.MappingNode, prefix: str, lines: dict[str, int]) -> None:
+    """Lines of all keys; those of a mapping in a list are named `data.train[0].weight`."""
     for key, value in node.value:
         name, line = f"{prefix}{key.value}", key.start_mark.line + 1
         if name in lines:
@@ -109,6 +119,11 @@ def _collect_lines(path: str, node: yaml.MappingNode, prefix: str, lines: dict[s
         lines[name] = line
         if isinstance(value, yaml.MappingNode):
             _collect_lines(path, value, f"{name}.", lines)
+        elif isinstance(value, yaml.SequenceNode):
+            for number, entry in enumerate(value.value):
+                lines[f"{name}[{number}]"] = entry.start_mark.line + 1
+                if isinstance(entry, yaml.MappingNode):
+                    _collect_lines(path, entry, f"{name}[{number}].", lines)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -131,6 +146,10 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 def shown(value: Any) -> str:
     """A value as it would be typed: null, true, 0.0001, text in quotes."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(shown, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {shown(entry)}' for key, entry in value.items())}}}"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return f'"{value}"' if isinstance(value, str) else str(value)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clap_zero.config.flags import FIELDS, help_text
@@ -247,6 +247,8 @@ def test_dump_starts_the_same_run_again(tmp_path: Path) -> None:
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(), st.lists))
+@example("\x85")
+@example("a\u2028 b\u2029")
 def test_yaml_round_trip(value: object) -> None:
     assert parse_yaml(to_yaml({"x": value})) == {"x": value}
 
