@@ -35,7 +35,7 @@ _BLOCK_SAMPLES = 16_384
 _MAX_SCAN_SAMPLES = 2**27
 """Most samples (all channels) decoded to find the length of a file whose header is wrong: 23 min of 48 kHz stereo."""
 
-_UNKNOWN_FRAMES = 2**62
+UNKNOWN_FRAMES = 2**62
 """libsndfile announces 2**63 - 1 frames where a FLAC header leaves the number open."""
 
 
@@ -59,7 +59,7 @@ class DecodedAudio:
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """The part of a clip that is wanted, in seconds; with a generator its start is drawn."""
 
     start_s: float
@@ -99,7 +99,7 @@ def decode(
     if not data:
         raise AudioError("empty file (0 bytes)")
     assert max_seconds > 0 and start_s >= 0 and (rng is None or start_s == 0), (max_seconds, start_s)
-    part = _Part(start_s, max_seconds if duration_s is None else min(duration_s, max_seconds), rng)
+    part = Part(start_s, max_seconds if duration_s is None else min(duration_s, max_seconds), rng)
     kind = find_kind(data)
     if kind in OTHER_KINDS:
         raise AudioError(f"found {kind} and no audio")
@@ -166,7 +166,7 @@ def _message(error: soundfile.LibsndfileError) -> str:
     return error.error_string.strip().rstrip(".")
 
 
-def _decode_with_soundfile(data: bytes, kind: str, part: _Part) -> DecodedAudio:
+def _decode_with_soundfile(data: bytes, kind: str, part: Part) -> DecodedAudio:
     mp3 = with_true_length(data) if kind == "MP3" else None
     if mp3 is not None:
         data = mp3.data
@@ -178,9 +178,9 @@ def _decode_with_soundfile(data: bytes, kind: str, part: _Part) -> DecodedAudio:
             raise AudioError(f"{kind} holds no samples")
         start, wanted = part.place(announced, rate_hz)
         problem = None
-        if announced < _UNKNOWN_FRAMES or part.rng is None:
+        if announced < UNKNOWN_FRAMES or part.rng is None:
             samples, problem = _read(file, start, wanted, seek=kind != "MP3")
-        if problem is None and announced < _UNKNOWN_FRAMES and samples.size == wanted:
+        if problem is None and announced < UNKNOWN_FRAMES and samples.size == wanted:
             note = None
             if mp3 is not None and mp3.announced_s is not None and mp3.announced_s - mp3.counted_s > 0.1:
                 note = f"MP3 is cut short: {mp3.counted_s:.2f} s of {mp3.announced_s:.2f} s are there"
@@ -191,7 +191,7 @@ def _decode_with_soundfile(data: bytes, kind: str, part: _Part) -> DecodedAudio:
 
 
 def _damage(num_readable: int, audio: DecodedAudio, announced: int, problem: str | None) -> str | None:
-    if announced >= _UNKNOWN_FRAMES:
+    if announced >= UNKNOWN_FRAMES:
         # A stream written to a pipe: it ends where it ends, and libsndfile complains at the end of every one.
         return None
     reason = f" ({problem})" if problem else ""
@@ -240,7 +240,7 @@ def _read(file: soundfile.SoundFile, start: int, wanted: int, *, seek: bool = Tr
     return np.concatenate(mono), problems[0] if problems else None
 
 
-def _decode_damaged(data: bytes, audio: DecodedAudio, part: _Part) -> DecodedAudio:
+def _decode_damaged(data: bytes, audio: DecodedAudio, part: Part) -> DecodedAudio:
     """Counts the frames that can be read from the start, then takes the part out of those without seeking."""
     num_frames, problem = _count_readable(data)
     start, wanted = part.place(num_frames, audio.sample_rate_hz)
@@ -276,7 +276,7 @@ def _ffmpeg_problem() -> str | None:
     return None
 
 
-def _decode_with_ffmpeg(data: bytes, kind: str, part: _Part) -> DecodedAudio:
+def _decode_with_ffmpeg(data: bytes, kind: str, part: Part) -> DecodedAudio:
     problem = _ffmpeg_problem()
     if problem is not None:
         raise AudioError(f"found {kind}: needs torchcodec and FFmpeg to be decoded, and {problem}")

@@ -21,8 +21,9 @@ import webdataset as wds
 from torch.utils.data import get_worker_info
 
 from clap_zero.audio.clips import ClipBatch, plan_crop
-from clap_zero.audio.decode import AudioError, load_clip
-from clap_zero.audio.waveform import crop, to_int16
+from clap_zero.audio.decode import AudioError
+from clap_zero.audio.pcm import load_pcm
+from clap_zero.audio.waveform import crop
 from clap_zero.data.batch import Batch, EvalBatch, LoaderPlan
 from clap_zero.data.captions import CaptionRule, caption_id, read_captions
 from clap_zero.data.index import ShardIndex
@@ -72,7 +73,7 @@ class SlotSource:
         self._index, self._plan, self._training = index, plan, training
         self._orders: OrderedDict[int, EpochOrder] = OrderedDict()
         self._again: deque[Sample] = deque()
-        self.reader = ShardReader(shards_kept=2 * plan.shuffle_shards + 8)
+        self.reader = ShardReader(plan.policy, shards_kept=2 * plan.shuffle_shards + 8)
 
     def __call__(self) -> Iterator[Sample]:
         info = get_worker_info()
@@ -114,11 +115,11 @@ class SlotSource:
         shard, sample_id = self._index.shard(int(shard_ids[0])), int(sample_ids[0])
         sample = dict(slot, __url__=shard.path, place=place)
         try:
-            raw = self.reader.read(shard.path, sample_id, declared=shard.num_samples)
+            raw = self.reader.read(shard, sample_id)
             sample.update(audio=raw.audio, texts=raw.texts)
         except BadSampleError as error:
             sample["fault"] = str(error)
-        sample["__key__"] = f"{shard.key_prefix}::{self.reader.key(shard.path, sample_id)}"
+        sample["__key__"] = f"{shard.key_prefix}::{self.reader.key(shard, sample_id)}"
         return sample
 
     def _order(self, epoch: int) -> EpochOrder:
@@ -175,7 +176,7 @@ class DecodeClip:
     def __call__(self, sample: Sample) -> None:
         rng = _generator(sample, self._plan, _CROP) if self._training else None
         notes: list[str] = []
-        samples = load_clip(
+        samples = load_pcm(
             sample.pop("audio"),
             max_seconds=self._max_seconds,
             sample_rate_hz=self._features.sample_rate_hz,
@@ -183,7 +184,7 @@ class DecodeClip:
             notes=notes,
         )
         part = plan_crop(samples.size, self._features, rng)
-        sample["clip"] = to_int16(crop(samples, part.start_sample, part.num_samples))
+        sample["clip"] = crop(samples, part.start_sample, part.num_samples)
         sample["chunk_starts"] = part.chunk_starts
         sample["notes"] = [f"{sample['__key__']}: {note}" for note in notes]
 
