@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clap_zero.data.shards import describe_suffixes, scan_shard
+from clap_zero.data.shards import Shard, describe_suffixes, scan_shard
 from clap_zero.errors import DataError
 
 _logger = logging.getLogger(__name__)
@@ -29,21 +29,6 @@ _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*,[^{}]*)\}")
 _MAX_SHARDS = 10_000_000
 _CHECKED_SHARDS = 8
 SIZES_FILE = "sizes.json"
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A tar of pairs.
-
-    Attributes:
-        path: absolute path.
-        key_prefix: path relative to its data root; the first part of its samples' keys.
-        num_samples: count of record.
-    """
-
-    path: str
-    key_prefix: str
-    num_samples: int
 
 
 @dataclass(frozen=True)

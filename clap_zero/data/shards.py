@@ -1,30 +1,78 @@
-"""Pairs inside a shard: which members belong together, and their bytes by random access.
+"""The bytes of samples by random access, wherever their shards lie.
 
-Key rules: a member's key is its path in the tar up to the known audio or text suffix, so `22.05.wav` has the key
-`22.05` and `train.v1/0001.flac` the key `train.v1/0001`. Members are grouped over the WHOLE tar, so their order does
-not matter and no pair is ever made across shards. Of equal names the first wins. `._*`, `.DS_Store` and `__MACOSX`
-are ignored. Samples are numbered in the order of the tar, complete pairs first.
+A sample is read by its byte range where the split has spans.npy, and else through the shard's headers, which are read
+once. A range that does not fit (the file is older than the shard) is noted once, and the headers are used.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter, OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from clap_zero.data.tar import Member, scan_tar
+from clap_zero.data.members import (
+    AUDIO_SUFFIXES,
+    TEXT_SUFFIXES,
+    BadSampleError,
+    ShardContents,
+    describe_suffixes,
+    group_members,
+    scan_shard,
+    split_name,
+)
+from clap_zero.data.sources import ReadPolicy, local_path
+from clap_zero.data.tar import Member
 
-AUDIO_SUFFIXES = (
-    ".flac", ".wav", ".ogg", ".oga", ".opus", ".mp3", ".m4a", ".mp4", ".aac", ".webm", ".wma", ".aif", ".aiff", ".au",
-    ".caf", ".w64",
-)  # fmt: skip
-TEXT_SUFFIXES = (".json", ".txt")
+__all__ = [
+    "AUDIO_SUFFIXES",
+    "MAX_MEMBER_BYTES",
+    "TEXT_SUFFIXES",
+    "BadSampleError",
+    "RawSample",
+    "Shard",
+    "ShardContents",
+    "ShardReader",
+    "SpansRef",
+    "describe_suffixes",
+    "group_members",
+    "scan_shard",
+    "split_name",
+]
 MAX_MEMBER_BYTES = 1 << 30
 _OPEN_FILES = 64
+_KEYS_KEPT = 1024
 
 
-class BadSampleError(Exception):
-    """A sample that cannot be used; the message is the reason, without the key."""
+@dataclass(frozen=True)
+class SpansRef:
+    """Where the byte ranges of a shard's samples stand.
+
+    Attributes:
+        path: local path or URL of the split's spans.npy.
+        first_row: row of the shard's first sample.
+    """
+
+    path: str
+    first_row: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A tar of pairs.
+
+    Attributes:
+        path: absolute path or URL.
+        key_prefix: path relative to its data root; the first part of its samples' keys.
+        num_samples: count of record.
+        set_id: number of its data set.
+        spans: byte ranges of its samples, where they are known.
+    """
+
+    path: str
+    key_prefix: str
+    num_samples: int
+    set_id: int = 0
+    spans: SpansRef | None = None
 
 
 @dataclass(frozen=True)
@@ -42,154 +90,78 @@ class RawSample:
     texts: dict[str, bytes]
 
 
-@dataclass
-class _Group:
-    audio: Member | None = None
-    texts: dict[str, Member] = field(default_factory=dict)
-
-    @property
-    def complete(self) -> bool:
-        return self.audio is not None and bool(self.texts)
-
-
-@dataclass
-class ShardContents:
-    """What a shard holds.
-
-    Attributes:
-        keys: keys of all groups of members, complete pairs first.
-        groups: the members of each key.
-        num_complete: number of complete pairs.
-        num_ignored: number of members that are junk of an archiver.
-        faults: what is wrong with the shard, in words.
-        suffixes: how often each suffix occurs, known or not.
-    """
-
-    keys: list[str]
-    groups: list[_Group]
-    num_complete: int
-    num_ignored: int
-    faults: list[str]
-    suffixes: Counter[str]
-
-
-def split_name(name: str) -> tuple[str, str] | None:
-    """(key, known suffix in lower case) of a member; the suffix is "" where it is unknown; None for junk."""
-    parts = [part for part in name.split("/") if part not in ("", ".")]
-    if not parts or "__MACOSX" in parts or parts[-1].startswith("._") or parts[-1] == ".DS_Store":
-        return None
-    path, lowered = "/".join(parts), parts[-1].lower()
-    for suffix in AUDIO_SUFFIXES + TEXT_SUFFIXES:
-        if lowered.endswith(suffix) and len(lowered) > len(suffix):
-            return path[: -len(suffix)], suffix
-    return path, ""
-
-
-def scan_shard(path: str) -> ShardContents:
-    """Groups the members of a shard by key.
-
-    Args:
-        path: the tar.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    scan = scan_tar(path)
-    groups: dict[str, _Group] = {}
-    suffixes: Counter[str] = Counter()
-    faults, num_ignored, doubled = list(scan.faults), 0, []
-    for member in scan.members:
-        split = split_name(member.name)
-        if split is None:
-            num_ignored += 1
-            continue
-        key, suffix = split
-        base = member.name.rsplit("/", 1)[-1]
-        suffixes[base[base.find(".") :].lower() if "." in base else "(none)"] += 1
-        if not suffix:
-            continue
-        group = groups.setdefault(key, _Group())
-        if suffix in TEXT_SUFFIXES:
-            doubled += [member.name] if suffix in group.texts else []
-            group.texts.setdefault(suffix, member)
-        elif group.audio is None:
-            group.audio = member
-        else:
-            doubled.append(member.name)
-    if doubled:
-        faults.append(f"has {len(doubled)} doubled members, the first of each is used: {doubled[:3]}")
-    # A stable sort: the order of the tar stays within the complete and within the incomplete ones.
-    ordered = sorted(groups.items(), key=lambda item: not item[1].complete)
-    return ShardContents(
-        keys=[key for key, _ in ordered],
-        groups=[group for _, group in ordered],
-        num_complete=sum(group.complete for group in groups.values()),
-        num_ignored=num_ignored,
-        faults=faults,
-        suffixes=suffixes,
-    )
-
-
-def describe_suffixes(suffixes: Counter[str]) -> str:
-    """The commonest suffixes with their counts, for messages."""
-    return ", ".join(f"{suffix} ({count})" for suffix, count in suffixes.most_common(8)) or "no members at all"
-
-
 class ShardReader:
     """Random access to the samples of many shards from one process.
 
     Headers of a shard are read once while it stays among the `shards_kept` latest; at most 64 files are open.
 
     Args:
+        policy: how remote shards are read.
         shards_kept: number of shards whose contents are remembered; more than are mixed together.
+
+    Attributes:
+        seconds: time spent so far by name: "download", in which `read` waited for a remote source.
     """
 
-    def __init__(self, shards_kept: int = 64) -> None:
+    MAX_MEMBER_BYTES = MAX_MEMBER_BYTES
+
+    def __init__(self, policy: ReadPolicy | None = None, *, shards_kept: int = 64) -> None:
+        self._policy = policy or ReadPolicy()
         self._shards_kept = shards_kept
         self._contents: OrderedDict[str, ShardContents] = OrderedDict()
         self._files: OrderedDict[str, int] = OrderedDict()
+        self._keys: OrderedDict[tuple[str, int], str] = OrderedDict()
         self._notes: list[str] = []
         self._noted: set[str] = set()
+        self.seconds: dict[str, float] = {"download": 0.0}
 
-    def read(self, path: str, sample_id: int, *, declared: int) -> RawSample:
+    def read(self, shard: Shard, sample_id: int) -> RawSample:
         """The bytes of one sample.
 
         Args:
-            path: the shard.
+            shard: the shard.
             sample_id: number of the sample within the shard.
-            declared: number of samples that the index gives the shard.
 
         Raises:
             BadSampleError: there is no such sample, or its bytes cannot be read.
+            DataError: the shard is not there, and the policy is to stop then.
         """
         try:
-            return self._read(path, sample_id, declared)
+            raw = self._read(shard, sample_id)
         except OSError:
             # A descriptor can go stale for good (a network file system, a disk that came back): once more, with a new
             # one, before the sample counts as lost.
-            self._close(path)
+            self._close(shard.path)
+            try:
+                raw = self._read(shard, sample_id)
+            except OSError as error:
+                self._close(shard.path)
+                raise BadSampleError(f"the shard cannot be read: {error.strerror or error}") from error
+        self._keys[shard.path, sample_id] = raw.key
+        while len(self._keys) > _KEYS_KEPT:
+            self._keys.popitem(last=False)
+        return raw
+
+    def prefetch(self, shard: Shard, sample_id: int) -> None:
+        """Says that this sample will be read soon. Remote ones are fetched in the background from now on."""
+
+    def contents(self, shard: Shard) -> ShardContents:
+        """What the shard holds, from its headers.
+
+        Raises:
+            BadSampleError: it cannot be read.
+            DataError: it is not there, and the policy is to stop then.
+        """
         try:
-            return self._read(path, sample_id, declared)
+            return self._open(shard)
         except OSError as error:
-            self._close(path)
             raise BadSampleError(f"the shard cannot be read: {error.strerror or error}") from error
 
-    def _read(self, path: str, sample_id: int, declared: int) -> RawSample:
-        contents = self._open(path, declared)
-        if sample_id >= len(contents.keys):
-            raise BadSampleError(f"the index says {declared} samples, the shard has {contents.num_complete}")
-        group = contents.groups[sample_id]
-        if group.audio is None:
-            raise BadSampleError("no audio member with this key")
-        if not group.texts:
-            raise BadSampleError("no .json or .txt member with this key")
-        audio = self._bytes(path, group.audio)
-        texts = {suffix: self._bytes(path, member) for suffix, member in group.texts.items()}
-        return RawSample(contents.keys[sample_id], audio, texts)
-
-    def key(self, path: str, sample_id: int) -> str:
-        """The key of a sample whose shard was read; `#number` where there is none."""
-        contents = self._contents.get(path)
+    def key(self, shard: Shard, sample_id: int) -> str:
+        """The key of a sample that was read, or whose shard was; `#number` where there is none."""
+        if (shard.path, sample_id) in self._keys:
+            return self._keys[shard.path, sample_id]
+        contents = self._contents.get(shard.path)
         known = contents is not None and sample_id < len(contents.keys)
         return contents.keys[sample_id] if contents is not None and known else f"#{sample_id}"
 
@@ -210,18 +182,32 @@ class ShardReader:
         while self._files:
             os.close(self._files.popitem()[1])
 
+    def _read(self, shard: Shard, sample_id: int) -> RawSample:
+        contents = self._open(shard)
+        if sample_id >= len(contents.keys):
+            raise BadSampleError(f"the index says {shard.num_samples} samples, the shard has {contents.num_complete}")
+        group = contents.groups[sample_id]
+        if group.audio is None:
+            raise BadSampleError("no audio member with this key")
+        if not group.texts:
+            raise BadSampleError("no .json or .txt member with this key")
+        audio = self._bytes(shard.path, group.audio)
+        texts = {suffix: self._bytes(shard.path, member) for suffix, member in group.texts.items()}
+        return RawSample(contents.keys[sample_id], audio, texts)
+
     def _close(self, path: str) -> None:
         if path in self._files:
             os.close(self._files.pop(path))
 
-    def _open(self, path: str, declared: int) -> ShardContents:
+    def _open(self, shard: Shard) -> ShardContents:
+        path = shard.path
         if path not in self._contents:
-            self._contents[path] = contents = scan_shard(path)
+            self._contents[path] = contents = scan_shard(local_path(path))
             if path not in self._noted:
                 self._noted.add(path)
                 self._notes += [f"{path} {fault}" for fault in contents.faults]
-                if contents.num_complete != declared:
-                    self._notes.append(f"{path} has {contents.num_complete} pairs, the index says {declared}")
+                if contents.num_complete != shard.num_samples:
+                    self._notes.append(f"{path} has {contents.num_complete} pairs, the index says {shard.num_samples}")
             while len(self._contents) > self._shards_kept:
                 self._contents.popitem(last=False)
         self._contents.move_to_end(path)
@@ -231,7 +217,7 @@ class ShardReader:
         if member.size_bytes > MAX_MEMBER_BYTES:
             raise BadSampleError(f"{member.size_bytes} bytes are more than the limit of {MAX_MEMBER_BYTES}")
         if path not in self._files:
-            self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._files[path] = os.open(local_path(path), os.O_RDONLY | os.O_CLOEXEC)
             while len(self._files) > _OPEN_FILES:
                 os.close(self._files.popitem(last=False)[1])
         self._files.move_to_end(path)

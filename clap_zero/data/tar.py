@@ -2,13 +2,15 @@
 
 tarfile stops without a word at the first broken header in the middle of a file; a shard that lost 4 kB would lose
 every sample behind them. Here a broken header is reported and the next readable one is searched. Extended names (PAX
-and GNU) are understood. Nothing is ever extracted.
+and GNU) are understood. Nothing is ever extracted, names never touch the file system, and whatever a tar claims, time
+and memory are bounded: MAX_MEMBERS members, MAX_NAME_BYTES of a name, one SEARCH_LIMIT_BYTES of damage.
 """
 
 from __future__ import annotations
 
 import os
 import tarfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,16 +19,43 @@ _ZEROS = bytes(_BLOCK)
 _MAGIC, _MAGIC_OFFSET = b"ustar", 257
 _SEARCH_BYTES = 1 << 20
 _MAX_EXTENDED_BYTES = 1 << 20
+_MAX_FAULTS = 20
+_MAX_DIGITS = 19
 _PAX, _PAX_GLOBAL, _GNU_NAME, _GNU_LINK = b"x", b"g", b"L", b"K"
+_EXTENDED_TYPES = (_PAX, _PAX_GLOBAL, _GNU_NAME, _GNU_LINK)
+_COMPRESSED = {
+    b"\x1f\x8b": "gunzip", b"\x28\xb5\x2f\xfd": "unzstd", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz",
+    b"\x04\x22\x4d\x18": "unlz4",
+}  # fmt: skip
+MAX_MEMBERS = 262_144
+MAX_NAME_BYTES = 4_096
+MAX_NAMES_BYTES = 64 << 20
+SEARCH_LIMIT_BYTES = 1 << 30
+
+ReadAt = Callable[[int, int], bytes]
+"""(offset, number of bytes) -> bytes, fewer at the end."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Member:
-    """A regular file inside a tar: its name, and where its bytes lie in the tar."""
+    """A regular file inside a tar.
+
+    Attributes:
+        name: as the tar has it.
+        offset: where its bytes lie in the tar.
+        size_bytes: how many they are.
+        header_offset: where its first header lies, extended ones included.
+    """
 
     name: str
     offset: int
     size_bytes: int
+    header_offset: int = 0
+
+    @property
+    def end(self) -> int:
+        """Where the next header lies."""
+        return self.offset + _padded(self.size_bytes)
 
 
 @dataclass
@@ -39,10 +68,12 @@ class TarScan:
 
 @dataclass
 class _Extended:
-    """What extended headers say about the next member."""
+    """What extended headers say about the next member, and where the first of them lies."""
 
+    start: int
     name: str | None = None
     size_bytes: int | None = None
+    sparse: bool = False
 
     def read(self, kind: bytes, data: bytes) -> None:
         if kind == _GNU_NAME:
@@ -51,8 +82,10 @@ class _Extended:
             records = _pax_records(data)
             if b"path" in records:
                 self.name = records[b"path"].decode("utf-8", "surrogateescape")
-            if records.get(b"size", b"").isdigit():
-                self.size_bytes = int(records[b"size"])
+            size = records.get(b"size", b"")
+            if size.isdigit() and len(size) <= _MAX_DIGITS:
+                self.size_bytes = int(size)
+            self.sparse |= any(name.startswith(b"GNU.sparse.") for name in records)
 
 
 def scan_tar(path: str) -> TarScan:
@@ -67,45 +100,118 @@ def scan_tar(path: str) -> TarScan:
     Raises:
         OSError: the file cannot be opened or read.
     """
-    scan = TarScan()
     with Path(path).open("rb") as file:
-        _scan(file.fileno(), os.fstat(file.fileno()).st_size, scan)
-    return scan
+        return scan_descriptor(file.fileno())
 
 
-def _scan(descriptor: int, end: int, scan: TarScan) -> None:
-    offset, extended, trusted, closed = 0, _Extended(), True, False
-    while offset + _BLOCK <= end:
-        block = os.pread(descriptor, _BLOCK, offset)
-        header = None if block == _ZEROS else _parse(block)
-        if header is None:
-            following = _find_header(descriptor, offset + _BLOCK, end)
-            if block == _ZEROS and following is None:
-                closed = True
-                break
-            if following is None:
-                scan.faults.append(_unreadable(block, offset))
-                return
-            scan.faults.append(f"{following - offset} bytes at offset {offset} are damaged")
-            # The name of the member behind the damage may have stood in an extended header that is lost.
-            offset, extended, trusted = following, _Extended(), False
-            continue
-        is_member = header.type in tarfile.REGULAR_TYPES
-        size_bytes = extended.size_bytes if is_member and extended.size_bytes is not None else header.size
-        start = offset + _BLOCK
-        if start + size_bytes > end:
-            scan.faults.append(f"is cut short inside member {extended.name or header.name!r}")
-            return
-        if header.type in (_PAX, _GNU_NAME) and size_bytes <= _MAX_EXTENDED_BYTES:
-            extended.read(header.type, os.pread(descriptor, size_bytes, start))
-            trusted = True
-        elif header.type not in (_PAX_GLOBAL, _GNU_LINK):
-            if is_member and trusted:
-                scan.members.append(Member(extended.name or header.name, start, size_bytes))
-            extended, trusted = _Extended(), True
-        offset = start + (size_bytes + _BLOCK - 1) // _BLOCK * _BLOCK
-    if not closed:
-        scan.faults.append("is empty" if end == 0 else "has no end mark: it may be cut short")
+def scan_descriptor(descriptor: int) -> TarScan:
+    """As scan_tar, of an open file."""
+    scan = _Scan(lambda offset, size: os.pread(descriptor, size, offset), os.fstat(descriptor).st_size)
+    scan.walk()
+    return scan.result
+
+
+def scan_bytes(data: bytes) -> TarScan:
+    """As scan_tar, of a piece of a tar: that it lacks the end mark is no fault."""
+    scan = _Scan(lambda offset, size: data[offset : offset + size], len(data))
+    scan.walk(whole=False)
+    return scan.result
+
+
+class _Scan:
+    """One walk over the headers of a tar.
+
+    Args:
+        read: reads from it.
+        end: its size in bytes.
+    """
+
+    def __init__(self, read: ReadAt, end: int) -> None:
+        self._read, self._end = read, end
+        self._search_left = SEARCH_LIMIT_BYTES
+        self._names_bytes = 0
+        self._num_faults = 0
+        self.result = TarScan()
+
+    def walk(self, *, whole: bool = True) -> None:
+        offset, extended, trusted, closed = 0, _Extended(0), True, False
+        while offset + _BLOCK <= self._end:
+            block = self._read(offset, _BLOCK)
+            header = None if block == _ZEROS else _parse(block)
+            start, fault = offset + _BLOCK, ""
+            if header is not None:
+                size_bytes = _data_bytes(header, extended)
+                if start + size_bytes > self._end:
+                    fault = f"is cut short inside member {_short(extended.name or header.name)}"
+                    header = None
+            if header is None:
+                following = self._find_header(start)
+                if block == _ZEROS and following is None:
+                    closed = True
+                    break
+                if following is None:
+                    self._fault(fault or _unreadable(block, offset))
+                    break
+                self._fault(f"{following - offset} bytes at offset {offset} are damaged")
+                # The name of the member behind the damage may have stood in an extended header that is lost.
+                offset, extended, trusted = following, _Extended(following), False
+                continue
+            after = start + _padded(size_bytes)
+            if header.type in (_PAX, _GNU_NAME) and size_bytes <= _MAX_EXTENDED_BYTES:
+                extended.read(header.type, self._read(start, size_bytes))
+                trusted = True
+            elif header.type not in _EXTENDED_TYPES:
+                if header.type in tarfile.REGULAR_TYPES and trusted:
+                    self._add(header, extended, Member(extended.name or header.name, start, size_bytes, extended.start))
+                extended, trusted = _Extended(after), True
+                if len(self.result.members) >= MAX_MEMBERS or self._names_bytes > MAX_NAMES_BYTES:
+                    self._fault(f"has more than {len(self.result.members)} members: the rest is not read")
+                    return
+            offset = after
+        if whole and not closed and not self._num_faults:
+            self._fault("is empty" if self._end == 0 else "has no end mark: it may be cut short")
+
+    def _add(self, header: tarfile.TarInfo, extended: _Extended, member: Member) -> None:
+        num_bytes = len(member.name.encode("utf-8", "surrogateescape"))
+        if num_bytes > MAX_NAME_BYTES:
+            self._fault(f"has a member whose name has {num_bytes} bytes: it is not used")
+        elif extended.sparse or header.type == tarfile.GNUTYPE_SPARSE:
+            self._fault(f"stores member {_short(member.name)} as a sparse file: it is not used")
+        else:
+            self._names_bytes += num_bytes
+            self.result.members.append(member)
+
+    def _fault(self, fault: str) -> None:
+        self._num_faults += 1
+        if self._num_faults <= _MAX_FAULTS:
+            self.result.faults.append(fault)
+        elif self._num_faults == _MAX_FAULTS + 1:
+            self.result.faults.append("has more faults than are listed")
+
+    def _find_header(self, offset: int) -> int | None:
+        """Offset of the first readable header at or behind a block boundary."""
+        while offset + _BLOCK <= self._end and self._search_left > 0:
+            chunk = self._read(offset, _SEARCH_BYTES)
+            self._search_left -= len(chunk)
+            found = chunk.find(_MAGIC)
+            while found >= 0:
+                start = found - _MAGIC_OFFSET
+                if start >= 0 and start % _BLOCK == 0 and _parse(chunk[start : start + _BLOCK]) is not None:
+                    return offset + start
+                found = chunk.find(_MAGIC, found + 1)
+            offset += _SEARCH_BYTES
+        return None
+
+
+def _padded(size_bytes: int) -> int:
+    return (size_bytes + _BLOCK - 1) // _BLOCK * _BLOCK
+
+
+def _data_bytes(header: tarfile.TarInfo, extended: _Extended) -> int:
+    """Bytes behind a header. As in tarfile, links and directories have none, whatever their size field says."""
+    if header.type in tarfile.REGULAR_TYPES:
+        return header.size if extended.size_bytes is None else extended.size_bytes
+    return header.size if header.type in _EXTENDED_TYPES or header.type not in tarfile.SUPPORTED_TYPES else 0
 
 
 def _parse(block: bytes) -> tarfile.TarInfo | None:
@@ -117,34 +223,28 @@ def _parse(block: bytes) -> tarfile.TarInfo | None:
     return header if header.size >= 0 else None
 
 
-def _find_header(descriptor: int, offset: int, end: int) -> int | None:
-    """Offset of the first readable header at or behind a block boundary."""
-    while offset + _BLOCK <= end:
-        chunk = os.pread(descriptor, _SEARCH_BYTES, offset)
-        found = chunk.find(_MAGIC)
-        while found >= 0:
-            start = found - _MAGIC_OFFSET
-            if start >= 0 and start % _BLOCK == 0 and _parse(chunk[start : start + _BLOCK]) is not None:
-                return offset + start
-            found = chunk.find(_MAGIC, found + 1)
-        offset += _SEARCH_BYTES
-    return None
+def _short(name: str) -> str:
+    return repr(name if len(name) <= 200 else f"{name[:200]}...")
 
 
 def _unreadable(block: bytes, offset: int) -> str:
-    if offset == 0:
-        return "is compressed: only plain tars are read" if block[:2] == b"\x1f\x8b" else "is not a tar"
-    return f"cannot be read from offset {offset} on"
+    if offset > 0:
+        return f"cannot be read from offset {offset} on"
+    for magic, program in _COMPRESSED.items():
+        if block.startswith(magic):
+            return f"is compressed: only plain tars are read, unpack it with {program} and name the .tar"
+    return "is not a tar"
 
 
 def _pax_records(data: bytes) -> dict[bytes, bytes]:
     """Records of a PAX header, each `length key=value\\n`; what does not fit the form ends the reading."""
     records = {}
-    while data:
-        length, _, _ = data.partition(b" ")
-        if not length.isdigit() or not len(length) < int(length) <= len(data):
+    start = 0
+    while start < len(data):
+        digits = data[start : start + _MAX_DIGITS + 1].partition(b" ")[0]
+        if not digits.isdigit() or not len(digits) < int(digits) <= len(data) - start:
             break
-        key, _, value = data[len(length) + 1 : int(length) - 1].partition(b"=")
+        key, _, value = data[start + len(digits) + 1 : start + int(digits) - 1].partition(b"=")
         records[key] = value
-        data = data[int(length) :]
+        start += int(digits)
     return records

@@ -7,19 +7,20 @@ import os
 
 import pytest
 
-from clap_zero.data.shards import BadSampleError, ShardReader
+from clap_zero.data.shards import BadSampleError, Shard, ShardReader
 from tests.unit.data.shard_files import pair, write_tar
 
 
 @pytest.fixture
-def shard(tmp_path) -> str:
-    return str(write_tar(tmp_path / "0.tar", pair("a", 1) + pair("b", 2)))
+def shard(tmp_path) -> Shard:
+    path = write_tar(tmp_path / "0.tar", pair("a", 1) + pair("b", 2))
+    return Shard(str(path), "train/0.tar", 2)
 
 
 def test_a_stale_descriptor_is_opened_anew(shard, monkeypatch):
     reader = ShardReader()
-    first = reader.read(shard, 0, declared=2)
-    stale, original = reader._files[shard], os.pread
+    first = reader.read(shard, 0)
+    stale, original = reader._files[shard.path], os.pread
 
     def pread(descriptor, *rest):
         if descriptor in failing:
@@ -37,8 +38,8 @@ def test_a_stale_descriptor_is_opened_anew(shard, monkeypatch):
         return original_open(*arguments)
 
     monkeypatch.setattr(os, "open", reopen)
-    assert reader.read(shard, 0, declared=2) == first
-    assert opened == [shard]
+    assert reader.read(shard, 0) == first
+    assert opened == [shard.path]
     reader.close()
 
 
@@ -50,8 +51,8 @@ def test_what_fails_twice_is_a_bad_sample(shard, monkeypatch):
 
     monkeypatch.setattr(os, "pread", pread)
     with pytest.raises(BadSampleError, match="cannot be read: Input/output error"):
-        reader.read(shard, 0, declared=2)
+        reader.read(shard, 0)
     assert not reader._files
     monkeypatch.undo()
-    assert reader.read(shard, 1, declared=2).key == "b"
+    assert reader.read(shard, 1).key == "b"
     reader.close()

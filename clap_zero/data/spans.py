@@ -1,0 +1,134 @@
+"""The byte range of each sample, `spans.npy` beside sizes.json: reading a sample without the shard's other headers.
+
+A plain .npy file of SPAN_TYPE, one row a sample: the shards in the natural order of sizes.json, in each the samples as
+`ShardReader` numbers them. A range starts at the first header of the sample's members and ends behind the last of them,
+so it is a small tar itself: its headers prove that it is the right place. Length 0: the members do not stand side by
+side, so the whole shard has to be looked at. Rows are read one by one, as they are needed: a file of a hundred million
+rows costs no memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from clap_zero.data.members import Group, ShardContents, scan_shard
+from clap_zero.errors import DataError
+
+SPANS_FILE = "spans.npy"
+SPAN_TYPE = np.dtype([("offset", "<u8"), ("length", "<u4")])
+_ROW = struct.Struct("<QI")
+_MAX_HEADER_BYTES = 10_000
+_MAX_LENGTH = 2**32 - 1
+
+
+class SpansError(Exception):
+    """A spans.npy that cannot be used; the message is the reason."""
+
+
+def group_span(group: Group) -> tuple[int, int]:
+    """(offset, length in bytes) of a complete pair's members with their headers; (0, 0) where others lie between."""
+    assert group.audio is not None
+    members = sorted([group.audio, *group.texts.values()], key=lambda member: member.header_offset)
+    if any(before.end != after.header_offset for before, after in pairwise(members)):
+        return 0, 0
+    length = members[-1].end - members[0].header_offset
+    return (members[0].header_offset, length) if length <= _MAX_LENGTH else (0, 0)
+
+
+def contents_rows(contents: ShardContents) -> np.ndarray:
+    """Rows of a shard's complete pairs, SPAN_TYPE (num_complete,)."""
+    return np.array([group_span(group) for group in contents.groups[: contents.num_complete]], dtype=SPAN_TYPE)
+
+
+def span_rows(path: str) -> np.ndarray:
+    """Rows of one local tar, SPAN_TYPE (num complete pairs,).
+
+    Raises:
+        OSError: the tar cannot be read.
+    """
+    return contents_rows(scan_shard(path))
+
+
+def save_spans(path: Path, rows: np.ndarray) -> None:
+    """Writes rows as spans.npy: complete, or not at all."""
+    assert rows.dtype == SPAN_TYPE and rows.ndim == 1
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with part.open("wb") as file:
+            np.save(file, rows, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_spans(directory: Path) -> Path:
+    """Writes spans.npy of a split directory with sizes.json.
+
+    Args:
+        directory: the split.
+
+    Returns:
+        The file.
+
+    Raises:
+        DataError: sizes.json cannot be read, or a tar does not have as many pairs as it says.
+        OSError: a tar cannot be read, or the file not be written.
+    """
+    from clap_zero.data.index import SIZES_FILE, natural_order  # index builds on this module's neighbours
+
+    try:
+        sizes = json.loads((directory / SIZES_FILE).read_text("utf-8"))
+    except ValueError as error:
+        raise DataError(f"{directory / SIZES_FILE} cannot be read: {error}") from error
+    rows = []
+    for name in sorted(sizes, key=natural_order):
+        rows.append(span_rows(str(directory / name)))
+        if len(rows[-1]) != sizes[name]:
+            raise DataError(f"{directory / name} has {len(rows[-1])} pairs, {SIZES_FILE} says {sizes[name]}")
+    save_spans(directory / SPANS_FILE, np.concatenate(rows) if rows else np.zeros(0, SPAN_TYPE))
+    return directory / SPANS_FILE
+
+
+def read_header(descriptor: int) -> tuple[int, int]:
+    """(offset of the first row, number of rows) of an open spans.npy.
+
+    Raises:
+        SpansError: it is no such file, or shorter than it says.
+        OSError: it cannot be read.
+    """
+    head = os.pread(descriptor, _MAX_HEADER_BYTES, 0)
+    if head[:6] != b"\x93NUMPY" or len(head) < 12:
+        raise SpansError("is no .npy file")
+    wide = head[6] > 1
+    length = struct.unpack("<I" if wide else "<H", head[8 : 12 if wide else 10])[0]
+    start = (12 if wide else 10) + length
+    fields = head[12 if wide else 10 : start].decode("latin-1")
+    rows = _shape(fields)
+    if start > len(head) or rows is None or "<u8" not in fields or "<u4" not in fields:
+        raise SpansError(f"is no table of {SPAN_TYPE.descr}")
+    if os.fstat(descriptor).st_size < start + rows * _ROW.size:
+        raise SpansError("is cut short")
+    return start, rows
+
+
+def _shape(fields: str) -> int | None:
+    """Rows of an array header that describes exactly SPAN_TYPE; None for any other."""
+    expected = f"{{'descr': {SPAN_TYPE.descr!r}, 'fortran_order': False, 'shape': ("
+    text = fields.strip()
+    digits = text.removeprefix(expected).split(",")[0]
+    known = text.startswith(expected) and digits.isdigit() and len(digits) < 16
+    return int(digits) if known else None
+
+
+def read_row(descriptor: int, start: int, row: int) -> tuple[int, int]:
+    """(offset, length) of a row of an open spans.npy whose rows begin at `start`."""
+    data = os.pread(descriptor, _ROW.size, start + row * _ROW.size)
+    return _ROW.unpack(data) if len(data) == _ROW.size else (0, 0)
