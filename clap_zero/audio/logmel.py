@@ -1,14 +1,14 @@
 """The stored log-mel of a whole clip: 16-bit fixed point, so that training needs no decoding.
 
-Layout, little-endian: a header of 64 bytes (`_HEADER`: what the mel was made with, the clip's length, a checksum), then
-int16 (frames, num_mels), frame by frame, in units of 1/256 dB. Rounding costs at most 1/512 dB; digital silence (-100 dB)
-is exact.
+Layout, little-endian: a header of 64 bytes (`_HEADER`: what the mel was made with, the clip's length, a checksum),
+then int16 (frames, num_mels), frame by frame, in units of 1/256 dB. Rounding costs at most 1/512 dB; digital silence
+(-100 dB) is exact.
 
-A clip of up to 10 s is stored as the frames of its repeat-padded form, so nothing is lost. Of a longer one the mel of the
-whole clip is stored, and crops are cut at hop resolution. A frame whose window reaches over the edge of a crop then has
-the sound that really goes on there, where the crop of a waveform is mirrored at its edge. With windows of 1024 and hops
-of 480 samples these are frames 0 and 1 and the last two: the outermost by half a window, the others by 32 samples at the
-foot of the window.
+A clip of up to 10 s is stored as the frames of its repeat-padded form, so nothing is lost. Of a longer one the mel of
+the whole clip is stored, and crops are cut at hop resolution. A frame whose window reaches over the edge of a crop then
+has the sound that really goes on there, where the crop of a waveform is mirrored at its edge. With windows of 1024 and
+hops of 480 samples these are frames 0 and 1 and the last two: the outermost by half a window, the others by 32 samples
+at the foot of the window.
 """
 
 from __future__ import annotations
