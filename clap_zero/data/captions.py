@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from clap_zero.data.shards import BadSampleError
 
@@ -20,7 +22,7 @@ class CaptionRule:
         caption_templates: frames around a caption, each with `{caption}`. Training draws one, evaluation takes the
             first; none: captions are used as they are.
         tags: when a caption is made of the sample's tags: "never"; "missing", where it has no usable caption; "always",
-            beside its captions.
+            beside its captions. Templates are not put around it.
         tag_key: key of the tags in a sample's json.
         tag_template: what is made of the tags, with `{tags}`.
     """
@@ -30,6 +32,73 @@ class CaptionRule:
     tags: Literal["never", "missing", "always"] = "never"
     tag_key: str = "tag"
     tag_template: str = "The sound of {tags}"
+
+
+@dataclass(frozen=True)
+class Caption:
+    """A caption as the model sees it, and what it says without the frame: equal captions are equal in that."""
+
+    text: str
+    bare: str
+
+
+def all_captions(texts: Mapping[str, bytes], rule: CaptionRule) -> list[Caption]:
+    """All captions of a sample, in the first template: what evaluation takes.
+
+    Raises:
+        BadSampleError: there is none, with the reason.
+    """
+    frame = rule.caption_templates[0] if rule.caption_templates else None
+    return [_framed(bare, None if made_of_tags else frame) for bare, made_of_tags in _candidates(texts, rule)]
+
+
+def draw_caption(
+    texts: Mapping[str, bytes], rule: CaptionRule, generator: Callable[[], np.random.Generator]
+) -> Caption:
+    """One caption of a sample, in one of the templates: what training takes.
+
+    Args:
+        texts: bytes by suffix.
+        rule: how captions are made.
+        generator: makes the source of the draws; called only where there is a choice.
+
+    Raises:
+        BadSampleError: there is none, with the reason.
+    """
+    candidates, templates = _candidates(texts, rule), rule.caption_templates
+    rng = generator() if len(candidates) > 1 or len(templates) > 1 else None
+    bare, made_of_tags = candidates[0 if rng is None else int(rng.integers(len(candidates)))]
+    if made_of_tags or not templates:
+        return Caption(bare, bare)
+    return _framed(bare, templates[0 if rng is None else int(rng.integers(len(templates)))])
+
+
+def _framed(bare: str, template: str | None) -> Caption:
+    # Not str.format: captions and templates may hold other braces.
+    return Caption(bare if template is None else template.replace("{caption}", bare), bare)
+
+
+def _candidates(texts: Mapping[str, bytes], rule: CaptionRule) -> list[tuple[str, bool]]:
+    """(caption, whether it is made of tags) for all that a sample can be described by, at least one."""
+    made_of_tags = _tag_caption(texts, rule) if rule.tags == "always" else None
+    try:
+        captions = [(caption, False) for caption in read_captions(texts, rule.caption_key)]
+    except BadSampleError:
+        if rule.tags == "missing":
+            made_of_tags = _tag_caption(texts, rule)
+        if made_of_tags is None:
+            raise
+        captions = []
+    return captions if made_of_tags is None else [*captions, (made_of_tags, True)]
+
+
+def _tag_caption(texts: Mapping[str, bytes], rule: CaptionRule) -> str | None:
+    """The caption that is made of a sample's tags, each named once; None without any."""
+    try:
+        tags = usable_captions(_record(texts).get(rule.tag_key), rule.tag_key)
+    except BadSampleError:
+        return None
+    return rule.tag_template.replace("{tags}", ", ".join(dict.fromkeys(tags)))
 
 
 def read_captions(texts: Mapping[str, bytes], caption_key: str = "text") -> list[str]:
@@ -45,20 +114,31 @@ def read_captions(texts: Mapping[str, bytes], caption_key: str = "text") -> list
     Raises:
         BadSampleError: no usable caption, with the reason.
     """
-    if ".json" in texts:
-        try:
-            record = json.loads(texts[".json"])
-        except ValueError as error:  # bad UTF-8 is a ValueError, too
-            raise BadSampleError("broken json") from error
-        except RecursionError as error:
-            raise BadSampleError("json nested too deeply") from error
-        if not isinstance(record, dict):
-            raise BadSampleError("json is not an object")
-        if caption_key in record:
-            return usable_captions(record[caption_key], caption_key)
-        if ".txt" not in texts:
-            raise BadSampleError(f"json has no {caption_key!r}")
+    record = _record(texts)
+    if caption_key in record:
+        return usable_captions(record[caption_key], caption_key)
+    if ".txt" not in texts:
+        raise BadSampleError(f"json has no {caption_key!r}")
     return usable_captions(texts[".txt"].decode("utf-8", "replace").removeprefix("\ufeff"), ".txt")
+
+
+def _record(texts: Mapping[str, bytes]) -> dict[str, Any]:
+    """The contents of a sample's json, {} without one.
+
+    Raises:
+        BadSampleError: it cannot be read, or is no object.
+    """
+    if ".json" not in texts:
+        return {}
+    try:
+        record = json.loads(texts[".json"])
+    except ValueError as error:  # bad UTF-8 is a ValueError, too
+        raise BadSampleError("broken json") from error
+    except RecursionError as error:
+        raise BadSampleError("json nested too deeply") from error
+    if not isinstance(record, dict):
+        raise BadSampleError("json is not an object")
+    return record
 
 
 def usable_captions(value: object, source: str) -> list[str]:

@@ -8,7 +8,6 @@ for all epochs. It ends when the generator is closed or collected, and by itself
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import warnings
 from collections.abc import Iterator
@@ -17,22 +16,19 @@ from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader
+from webdataset import DataPipeline
 
 from clap_zero.data.batch import Batch, EvalBatch, LoaderPlan
+from clap_zero.data.blacklist import Blacklist
 from clap_zero.data.index import ShardIndex
 from clap_zero.data.pipeline import Failure, build_pipeline
 from clap_zero.data.processes import forkserver_context, init_worker, starting_workers
 from clap_zero.data.schedule import num_eval_batches
+from clap_zero.data.skips import SkipWatch, bad_limit
 from clap_zero.data.text import MAX_TOKENS
 from clap_zero.errors import ConfigError, DataError
 
-__all__ = ["Batch", "EvalBatch", "LoaderPlan", "eval_batches", "train_batches"]
-
-_logger = logging.getLogger(__name__)
-MIN_BAD = 16
-"""So many bad samples of an epoch on a rank do not end a run, where they are less than half of its early ones."""
-_EARLY_SAMPLES = 10_000
-_SKIPS_SHOWN = 20
+__all__ = ["Batch", "EvalBatch", "LoaderPlan", "bad_limit", "eval_batches", "train_batches"]
 
 
 def train_batches(index: ShardIndex, *, plan: LoaderPlan) -> Iterator[Batch]:
@@ -56,10 +52,11 @@ def train_batches(index: ShardIndex, *, plan: LoaderPlan) -> Iterator[Batch]:
     if index.num_samples < plan.global_batch:
         raise DataError(
             f"a global batch of {plan.global_batch} ({plan.micro_batch} micro x {plan.accumulation} accumulation x "
-            f"{plan.world_size} ranks) is more than the {index.num_samples} samples in {len(index.paths)} shards: "
+            f"{plan.world_size} ranks) is more than the {index.num_samples} samples in {index.num_shards} shards: "
             f"lower the micro batch or the accumulation, or give more data"
         )
-    return cast("Iterator[Batch]", _batches(index, plan, training=True, workers=plan.workers))
+    pipeline = build_pipeline(index, plan, training=True, blacklist=Blacklist.read(plan.blacklist))
+    return cast("Iterator[Batch]", _batches(pipeline, index, plan, workers=plan.workers))
 
 
 def eval_batches(index: ShardIndex, *, plan: LoaderPlan) -> Iterator[EvalBatch]:
@@ -77,8 +74,10 @@ def eval_batches(index: ShardIndex, *, plan: LoaderPlan) -> Iterator[EvalBatch]:
         ConfigError: a setting is out of range.
     """
     _check(plan)
-    workers = min(plan.workers, num_eval_batches(plan, index.num_samples))
-    return cast("Iterator[EvalBatch]", _batches(index, plan, training=False, workers=workers))
+    workers = min(plan.workers, num_eval_batches(plan, index.num_stored))
+    # Not without the blacklist's clips: they are on it because they are evaluated on.
+    pipeline = build_pipeline(index, plan, training=False)
+    return cast("Iterator[EvalBatch]", _batches(pipeline, index, plan, workers=workers))
 
 
 def _check(plan: LoaderPlan) -> None:
@@ -93,11 +92,12 @@ def _check(plan: LoaderPlan) -> None:
         raise ConfigError(f"data.workers must be 0 or more, is {plan.workers}")
 
 
-def _batches(index: ShardIndex, plan: LoaderPlan, *, training: bool, workers: int) -> Iterator[Batch | EvalBatch]:
+def _batches(
+    pipeline: DataPipeline, index: ShardIndex, plan: LoaderPlan, *, workers: int
+) -> Iterator[Batch | EvalBatch]:
     """Takes batches from the pipeline, in this process or from workers, and watches over them."""
-    pipeline = build_pipeline(index, plan, training=training)
     source: Iterator[Any] = iter(pipeline) if workers == 0 else _start_workers(pipeline, plan, workers)
-    watch = _BadSamples(plan, index.num_samples)
+    watch = SkipWatch(plan, index.num_samples)
     # A generator that is still open when the program ends: before multiprocessing waits for workers to take SIGTERM.
     leave = partial(_stop, source)
     atexit.register(leave)
@@ -112,7 +112,7 @@ def _batches(index: ShardIndex, plan: LoaderPlan, *, training: bool, workers: in
                 why = _dead_workers(source) or _one_line(error)
                 raise DataError(f"the data loader of rank {plan.rank} failed: {why}") from error
             if isinstance(batch, Failure):
-                raise DataError(batch.message)
+                raise DataError(f"rank {plan.rank}: {batch.message}")
             watch.see(batch)
             yield batch
     finally:
@@ -163,64 +163,3 @@ def _start_workers(pipeline: object, plan: LoaderPlan, workers: int) -> Iterator
             pin_memory=plan.pin_memory and torch.cuda.is_available(),
         )
         return iter(loader)
-
-
-def bad_limit(num_slots: int, *, num_samples: int, world_size: int, max_bad_fraction: float) -> float:
-    """Most unusable samples that a rank may have met after `num_slots` slots of an epoch; one more ends the run.
-
-    That is `max_bad_fraction` of the slots so far, of at least the rank's share of 10,000 samples (or of the epoch,
-    where that is smaller), and never below 16 or, with few samples, below half of them: one broken shard among many, or
-    two bad files among thirty, do not end a run; more bad ones than good ones do.
-
-    Args:
-        num_slots: slots of the epoch that the rank has read.
-        num_samples: samples of an epoch, over all ranks.
-        world_size: number of ranks.
-        max_bad_fraction: `data.max_bad_fraction`.
-    """
-    num_early = min(num_samples, _EARLY_SAMPLES) / world_size
-    return max(min(MIN_BAD, num_early / 2), max_bad_fraction * max(num_slots, num_early))
-
-
-class _BadSamples:
-    """Counts samples that could not be used, says so, and ends the run when they are more than `bad_limit`."""
-
-    def __init__(self, plan: LoaderPlan, num_samples: int) -> None:
-        self._plan, self._num_samples = plan, num_samples
-        self._epoch, self._slots, self._bad = -1, 0, 0
-        self._total = 0
-        self._latest: list[str] = []
-        self._said: set[str] = set()
-
-    def see(self, batch: Batch | EvalBatch) -> None:
-        epoch = batch.position.epoch if isinstance(batch, Batch) else 0
-        if epoch != self._epoch:
-            self._epoch, self._slots, self._bad = epoch, 0, 0
-        self._slots += len(batch)
-        self._bad += len(batch.skipped)
-        for note in batch.notes:
-            self._say_once(note)
-        if batch.num_truncated:
-            self._say_once(f"captions with more than {self._plan.max_caption_tokens} tokens are cut")
-        for key, reason in batch.skipped:
-            self._total += 1
-            self._latest = [*self._latest[-9:], f"{key} ({reason})"]
-            if self._total <= _SKIPS_SHOWN or self._total & (self._total - 1) == 0:
-                _logger.warning("rank %d skipped sample %d: %s (%s)", self._plan.rank, self._total, key, reason)
-        limit = bad_limit(
-            self._slots,
-            num_samples=self._num_samples,
-            world_size=self._plan.world_size,
-            max_bad_fraction=self._plan.max_bad_fraction,
-        )
-        if self._bad > limit:
-            raise DataError(
-                f"{self._bad} of {self._slots} samples of epoch {self._epoch} are unusable on rank {self._plan.rank}, "
-                f"more than data.max_bad_fraction {self._plan.max_bad_fraction} allows; the latest: "
-                + "; ".join(self._latest)
-            )
-
-    def _say_once(self, note: str) -> None:
-        if note not in self._said:
-            self._said.add(note)
-            _logger.warning("rank %d: %s", self._plan.rank, note)

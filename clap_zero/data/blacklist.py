@@ -1,0 +1,128 @@
+"""Samples that training must not see, such as the clips of an evaluation set: named by key, by id, or by content.
+
+A file has a name a line; blank lines and what follows a `#` at the start of a line are passed over. A line is
+- `sha256:HEX`, the SHA-256 of the audio member's bytes;
+- anything else: a key (`train/0.tar::a/b`, `a/b` or its last part `b`), or an id.
+
+A sample's ids are what its json has under `id`, `freesound_id`, `sound_id`, `youtube_id`, `ytid` or `video_id`, there
+or in `original_data`; and what the last part of its key shows: a Freesound number in front of `__`, or behind
+`freesound`; a YouTube id of 11 letters, alone or behind a `Y`, with the start and the end of the cut behind it or not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clap_zero.errors import DataError
+
+_HASH_MARK = "sha256:"
+_ID_FIELDS = ("id", "freesound_id", "sound_id", "youtube_id", "ytid", "video_id")
+_ID_IN_NAME = (
+    re.compile(r"(\d+)__.+"),  # 12345__user__title: Freesound's own names
+    re.compile(r"(?i:freesound)[-_. ]?(\d+)"),
+    re.compile(r"Y?([A-Za-z0-9_-]{11})(?:_\d+(?:\.\d+)?){0,2}"),  # AudioSet, with start and end of the cut
+)
+
+
+class Blacklist:
+    """A set of names, kept as sorted 64-bit hashes: 8 MB for a million of them, in every worker.
+
+    Args:
+        names: keys, ids and `sha256:HEX` marks.
+    """
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        marks, others = [], []
+        for name in names:
+            if name.lower().startswith(_HASH_MARK):
+                marks.append(name.lower())
+            else:
+                others.append(name)
+        self._names, self._marks = _hashed(others), _hashed(marks)
+
+    @classmethod
+    def read(cls, paths: Sequence[str]) -> Blacklist:
+        """Reads all files.
+
+        Raises:
+            DataError: a file cannot be read, or a `sha256:` is not followed by 64 hexadecimal digits.
+        """
+        return cls([name for path in paths for name in _names(path)])
+
+    def __len__(self) -> int:
+        return len(self._names) + len(self._marks)
+
+    def has(self, key: str, *, audio: bytes, texts: Mapping[str, bytes]) -> bool:
+        """Whether a sample is named.
+
+        Args:
+            key: `shard::basename`.
+            audio: bytes of the audio member.
+            texts: bytes of the text members by suffix.
+        """
+        if len(self._marks) and _contains(self._marks, _HASH_MARK + hashlib.sha256(audio).hexdigest()):
+            return True
+        return len(self._names) > 0 and any(_contains(self._names, name) for name in _own_names(key, texts))
+
+
+def _names(path: str) -> Iterator[str]:
+    try:
+        text = Path(path).expanduser().read_text("utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise DataError(f"data.blacklist: {path} cannot be read: {error}") from error
+    for number, line in enumerate(text.splitlines(), start=1):
+        name = line.strip()
+        if not name or name.startswith("#"):
+            continue
+        if name.lower().startswith(_HASH_MARK) and not re.fullmatch(r"[0-9a-f]{64}", name[len(_HASH_MARK) :].lower()):
+            raise DataError(
+                f"data.blacklist: {path}, line {number}: {_HASH_MARK} needs 64 hexadecimal digits behind it"
+            )
+        yield name
+
+
+def _own_names(key: str, texts: Mapping[str, bytes]) -> Iterator[str]:
+    """All names that a sample goes by."""
+    base = key.partition("::")[2]
+    last = base.rsplit("/", 1)[-1]
+    yield from {key, base, last}
+    for pattern in _ID_IN_NAME:
+        match = pattern.fullmatch(last)
+        if match is not None:
+            yield match.group(1)
+    record = _json(texts.get(".json", b""))
+    for fields in (record, record.get("original_data")):
+        if isinstance(fields, dict):
+            for field in _ID_FIELDS:
+                if isinstance(fields.get(field), str | int):
+                    yield str(fields[field]).strip()
+
+
+def _json(data: bytes) -> dict[str, Any]:
+    """The object in a json; {} for what is none: that the sample is unusable is said where captions are read."""
+    try:
+        record = json.loads(data) if data else {}
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _number(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "little")
+
+
+def _hashed(names: Sequence[str]) -> np.ndarray:
+    return np.unique(np.fromiter((_number(name) for name in names), dtype=np.uint64, count=len(names)))
+
+
+def _contains(numbers: np.ndarray, name: str) -> bool:
+    wanted = np.uint64(_number(name))
+    place = int(np.searchsorted(numbers, wanted))
+    return place < len(numbers) and bool(numbers[place] == wanted)

@@ -1,0 +1,172 @@
+"""The source of a loader worker: which sample stands in each slot, its bytes, and what takes the place of a bad one.
+
+The bad sample rule: a sample that cannot be used (unreadable, no sound, no caption, blacklisted) leaves its slot of the
+epoch to the sample at another place of the same epoch, a pure function of (place, attempt). So all ranks keep taking
+equal steps, batches keep their sizes, and the data position, which counts slots, stays exact. The sample that fills in
+is seen once more in that epoch. Each bad sample is reported in `skipped` with its key and reason. In evaluation the
+clip that fills in is marked invalid, so nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from torch.utils.data import get_worker_info
+
+from clap_zero.audio.kinds import AudioError
+from clap_zero.data.batch import LoaderPlan
+from clap_zero.data.blacklist import Blacklist
+from clap_zero.data.index import ShardIndex
+from clap_zero.data.partition import EpochOrder
+from clap_zero.data.schedule import Work, eval_schedule, train_schedule
+from clap_zero.data.shards import BadSampleError, Shard, ShardReader, describe_suffixes
+from clap_zero.data.skips import BLACKLISTED
+from clap_zero.data.sources import is_remote, shown
+from clap_zero.data.stopwatch import Stopwatch
+from clap_zero.errors import DataError, first_line
+
+MAX_ATTEMPTS = 64
+"""Samples that are tried for one slot before the data is called unusable."""
+LOOK_AHEAD = 64
+"""Slots whose remote samples are asked for before they are read."""
+_ORDERS_KEPT = 2
+
+Sample = dict[str, Any]
+"""What travels through the stages of a worker: a slot, then its sample's bytes, then what is made of them."""
+
+
+class SlotSource:
+    """Yields the raw sample of each slot of this worker: it builds batches w, w + W, w + 2 W... of W workers.
+
+    Stages pull one sample at a time, so a slot that `retry` gives back is served before the next one.
+    """
+
+    def __init__(self, index: ShardIndex, plan: LoaderPlan, *, training: bool, blacklist: Blacklist) -> None:
+        self._index, self._plan, self._training = index, plan, training
+        self._blacklist = blacklist
+        self._orders: OrderedDict[int, EpochOrder] = OrderedDict()
+        self._again: deque[Sample] = deque()
+        self.watch = Stopwatch()
+        self.reader = ShardReader(plan.policy, shards_kept=2 * plan.shuffle_shards + 8)
+
+    def __call__(self) -> Iterator[Sample]:
+        info = get_worker_info()
+        worker, num_workers = (info.id, info.num_workers) if info is not None else (0, 1)
+        schedule = train_schedule if self._training else eval_schedule
+        works = islice(schedule(self._plan, self._index.num_epoch(training=self._training)), worker, None, num_workers)
+        try:
+            for slot in self._ahead(works):
+                yield self._read(slot)
+                while self._again:
+                    yield self._read(self._located(self._again.popleft()))
+        finally:
+            self.reader.close()
+
+    def retry(self, sample: Sample) -> None:
+        """Asks for another sample in the place of a bad one.
+
+        Raises:
+            DataError: too many samples in a row were bad for this slot.
+        """
+        attempt = sample["attempt"] + 1
+        faults = (*sample["faults"], sample["fault"])
+        if attempt >= MAX_ATTEMPTS:
+            reasons = "; ".join(f"{reason} ({number})" for reason, number in Counter(faults).most_common(3))
+            raise DataError(
+                f"0 usable of {attempt} samples tried in a row, the last is {sample['__key__']}: {reasons}; "
+                f"suffixes seen: {describe_suffixes(self.reader.suffixes())}"
+            )
+        kept = {name: sample[name] for name in ("work", "slot", "position", "valid")}
+        self._again.append({**kept, "attempt": attempt, "faults": faults})
+
+    def _ahead(self, works: Iterator[Work]) -> Iterator[Sample]:
+        """The slots of all batches in order, found at least LOOK_AHEAD slots before they are read."""
+        waiting: deque[Sample] = deque()
+        for work in works:
+            shard_ids, sample_ids = self._order(work.position.epoch).locate(work.positions)
+            places = zip(
+                work.positions.tolist(), work.valid.tolist(), shard_ids.tolist(), sample_ids.tolist(), strict=True
+            )
+            for number, (position, valid, shard_id, sample_id) in enumerate(places):
+                slot = {"work": work, "slot": number, "position": position, "valid": valid, "attempt": 0, "faults": ()}
+                waiting.append(self._placed(slot, shard_id, sample_id))
+            while len(waiting) > LOOK_AHEAD:
+                yield waiting.popleft()
+        yield from waiting
+
+    def _located(self, slot: Sample) -> Sample:
+        """A slot that is tried again, at the place of another sample."""
+        order = self._order(slot["work"].position.epoch)
+        place = order.replacement(slot["position"], slot["attempt"])
+        shard_ids, sample_ids = order.locate(np.array([place]))
+        return self._placed(slot, int(shard_ids[0]), int(sample_ids[0]))
+
+    def _placed(self, slot: Sample, shard_id: int, sample_id: int) -> Sample:
+        shard = self._index.shard(shard_id)
+        if is_remote(shard.path):
+            self.reader.prefetch(shard, sample_id)
+        slot.update(shard=shard, sample_id=sample_id)
+        return slot
+
+    def _read(self, sample: Sample) -> Sample:
+        shard: Shard = sample["shard"]
+        sample_id: int = sample["sample_id"]
+        data_set = self._index.sets[shard.set_id]
+        sample.update(__url__=shown(shard.path), set_id=shard.set_id, rule=data_set.rule)
+        waited_s = self.reader.seconds.get("download", 0.0)
+        with self.watch.measure("read"):
+            try:
+                raw = self.reader.read(shard, sample_id)
+                sample.update(audio=raw.audio, texts=raw.texts)
+            except BadSampleError as error:
+                sample["fault"] = str(error)
+            except DataError as error:  # the policy is to stop: the message names the source
+                raise DataError(
+                    f"{error} (at sample {shard.key_prefix}::{self.reader.key(shard, sample_id)})"
+                ) from error
+        waited_s = self.reader.seconds.get("download", 0.0) - waited_s
+        self.watch.seconds["read"] -= waited_s
+        self.watch.seconds["download"] += waited_s
+        sample["__key__"] = f"{shard.key_prefix}::{self.reader.key(shard, sample_id)}"
+        if len(self._blacklist) and "fault" not in sample:
+            with self.watch.measure("captions"):
+                if self._blacklist.has(sample["__key__"], audio=sample["audio"], texts=sample["texts"]):
+                    sample["fault"] = BLACKLISTED
+        return sample
+
+    def _order(self, epoch: int) -> EpochOrder:
+        if epoch not in self._orders:
+            self._orders[epoch] = self._index.order(
+                seed=self._plan.seed,
+                epoch=epoch,
+                shuffle_shards=self._plan.shuffle_shards,
+                shuffle=self._training,
+            )
+            while len(self._orders) > _ORDERS_KEPT:
+                self._orders.popitem(last=False)
+        return self._orders[epoch]
+
+
+class UnlessBad:
+    """A stage that passes bad samples on, and marks a sample as bad instead of raising."""
+
+    def __init__(self, stage: Callable[[Sample], None]) -> None:
+        self._stage = stage
+
+    def __call__(self, sample: Sample) -> Sample:
+        if "fault" not in sample:
+            try:
+                self._stage(sample)
+            except (BadSampleError, AudioError) as error:
+                sample["fault"] = str(error)
+            except (DataError, AssertionError):
+                raise
+            except Exception as error:  # noqa: BLE001
+                # Decoders raise what they like on broken bytes. One sample must not end a run, and a fault of ours
+                # that meets every sample does so by data.max_bad_fraction.
+                sample["fault"] = f"{type(error).__name__} in {type(self._stage).__name__}: {first_line(error)}"
+        return sample
