@@ -10,10 +10,13 @@ import difflib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import clap_zero
 from clap_zero.errors import ClapZeroError, ConfigError
+
+if TYPE_CHECKING:
+    from clap_zero.config.data import DataSection
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells report it."""
@@ -212,7 +215,7 @@ def _check_config(argv: list[str]) -> int:
         world_size=_whole("--world-size", own["world_size"], least=1),
         machine=Machine(
             memory_bytes=int(_real("--memory-gb", own["memory_gb"]) * 1e9),
-            num_samples=_whole("--num-samples", samples) if samples else _count_samples(command.run.data.train),
+            num_samples=_whole("--num-samples", samples) if samples else _count_samples(command.run.data),
             device_type=device,
         ),
         explicit=command.explicit,
@@ -264,12 +267,12 @@ def _real(flag: str, text: str) -> float:
     return value
 
 
-def _count_samples(patterns: tuple[str, ...]) -> int:
-    if not patterns:
+def _count_samples(data: DataSection) -> int:
+    if not data.train:
         return 0
-    from clap_zero.data.index import load_index
+    from clap_zero.data.index import index_of
 
-    return load_index(patterns).num_samples
+    return index_of(data.train, data).num_samples
 
 
 if __name__ == "__main__":

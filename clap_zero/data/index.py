@@ -1,266 +1,274 @@
-"""Finds the shards that a data setting names, and how many samples each has, before anything is read.
+"""All shards of a data setting: where they are, how many samples each has, and which data set each belongs to.
 
-A pattern is a split directory (`{root}/{split}/N.tar` with `sizes.json`), a directory of tars without it (then the
-headers of all tars are read once, here), a tar, or a brace pattern such as `{root}/train/{000..009}.tar`. Counts in
-`sizes.json` are the counts of record. The shard part of a sample's key is relative to the data root, the directory
-above the split: `train/0.tar`; further directories are put before it only where two splits would get equal names.
+Counts in `sizes.json` are the counts of record; shards without one are counted here, before anything is read. The shard
+part of a sample's key is relative to the data root, the directory above the split: `train/0.tar`; further directories
+are put before it only where two splits would get equal names. find.py says what a pattern may be.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import logging
-import os
-import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
-from clap_zero.data.shards import Shard, describe_suffixes, scan_shard
+from clap_zero.config.data import DataSection, DataSetSection
+from clap_zero.data.columns import Names, pack_integers, unpack_integers
+from clap_zero.data.count import Counted, compare, count_all, nothing_usable
+from clap_zero.data.find import SIZES_FILE, SPANS_FILE, UNKNOWN, Found, find_shards
+from clap_zero.data.mixture import samples_per_epoch
+from clap_zero.data.partition import EpochOrder
+from clap_zero.data.patterns import natural_order, spread
+from clap_zero.data.places import ReadPolicy, is_remote, shown
+from clap_zero.data.sets import DataSet, NamedSet, name_sets
+from clap_zero.data.shards import Shard, SpansRef
 from clap_zero.errors import DataError
 
-_logger = logging.getLogger(__name__)
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*,[^{}]*)\}")
-_MAX_SHARDS = 10_000_000
+__all__ = ["SIZES_FILE", "DataSet", "ShardIndex", "index_of", "load_index", "natural_order", "policy_of"]
+
 _CHECKED_SHARDS = 8
-SIZES_FILE = "sizes.json"
 
 
 @dataclass(frozen=True)
-class ShardIndex:
-    """All shards of a data setting, in a fixed order. Kept as columns: a million shards are usual.
+class Place:
+    """A directory of shards.
 
     Attributes:
-        paths: absolute path of each shard.
+        head: what stands before a shard's name: path or URL with its last slash.
+        tail: what stands after it: the query of a signed URL.
+        label: head as it is shown, without credentials; keys are made of it.
+    """
+
+    head: str
+    tail: str
+    label: str
+
+
+@dataclass(frozen=True, eq=False)
+class ShardIndex:
+    """All shards of a data setting, in a fixed order, as columns: a million shards are usual.
+
+    Attributes:
+        places: the directories.
+        place_ids: int64 (num_shards,): the directory of each shard.
+        names: name of each shard in its directory.
         sizes: int64 (num_shards,): samples of each shard.
+        rows: int64 (num_shards,): row of its first sample in its directory's spans.npy; -1 where there is none.
+        sets: the data sets, in the order of their shards.
         prefix_parts: number of trailing parts of a path that make its key prefix.
     """
 
-    paths: tuple[str, ...]
+    places: tuple[Place, ...]
+    place_ids: np.ndarray
+    names: Names
     sizes: np.ndarray
+    rows: np.ndarray
+    sets: tuple[DataSet, ...]
     prefix_parts: int = 2
 
     @property
-    def num_samples(self) -> int:
-        """Samples of an epoch."""
+    def num_shards(self) -> int:
+        """Shards of all sets."""
+        return len(self.sizes)
+
+    @cached_property
+    def num_stored(self) -> int:
+        """Samples in all shards, each counted once: what evaluation sees."""
         return int(self.sizes.sum())
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of a training epoch, weights counted."""
+        return sum(one.num_samples for one in self.sets)
+
+    def num_epoch(self, *, training: bool) -> int:
+        """Samples of an epoch of training, or of one evaluation."""
+        return self.num_samples if training else self.num_stored
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash over names and counts: equal for equal data wherever it lies."""
+        """Hash over names, counts, sets and weights: equal for data that is read alike, wherever it lies."""
         digest = hashlib.sha256()
-        for number, size in enumerate(self.sizes.tolist()):
-            digest.update(f"{self.key_prefix(number)}\0{size}\n".encode("utf-8", "surrogateescape"))
+        digest.update(repr([self._prefix(place) for place in self.places]).encode("utf-8", "surrogateescape"))
+        digest.update(self.names.blob)
+        for column in (self.names.ends, self.place_ids, self.sizes):
+            digest.update(column.astype("<i8").tobytes())
+        digest.update(repr([(one.num_shards, one.num_samples) for one in self.sets]).encode())
         return digest.hexdigest()[:16]
+
+    def path(self, number: int) -> str:
+        """Absolute path, or URL, of shard `number`."""
+        place = self.places[self.place_ids[number]]
+        return f"{place.head}{self.names[number]}{place.tail}"
 
     def key_prefix(self, number: int) -> str:
         """The first part of the keys of shard `number`'s samples."""
-        return "/".join(self.paths[number].split("/")[-self.prefix_parts :])
+        place = self.places[self.place_ids[number]]
+        return _last_parts(place.label + self.names[number], self.prefix_parts)
+
+    def set_id(self, number: int) -> int:
+        """Number of the data set of shard `number`."""
+        return int(np.searchsorted(self._last_shards, number, side="right"))
 
     def shard(self, number: int) -> Shard:
         """Shard `number` as an object."""
-        return Shard(self.paths[number], self.key_prefix(number), int(self.sizes[number]))
+        place, row = self.places[self.place_ids[number]], int(self.rows[number])
+        spans = SpansRef(f"{place.head}{SPANS_FILE}{place.tail}", row) if row >= 0 else None
+        size, set_id = int(self.sizes[number]), self.set_id(number)
+        return Shard(self.path(number), self.key_prefix(number), size, set_id, spans)
+
+    def order(self, *, seed: int, epoch: int, shuffle_shards: int = 16, shuffle: bool = True) -> EpochOrder:
+        """The sequence of all samples in one epoch; without shuffling, every stored sample once, for evaluation."""
+        parts = [one.part for one in self.sets]
+        return EpochOrder(
+            self.sizes, seed=seed, epoch=epoch, shuffle_shards=shuffle_shards, shuffle=shuffle, parts=parts
+        )
+
+    @cached_property
+    def _last_shards(self) -> np.ndarray:
+        return np.array([one.first_shard + one.num_shards for one in self.sets])
+
+    def _prefix(self, place: Place) -> str:
+        return _last_parts(place.label, self.prefix_parts)
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        columns = tuple(pack_integers(column) for column in (self.place_ids, self.sizes, self.rows))
+        return _unpack_index, (self.places, self.names, columns, self.sets, self.prefix_parts)
 
 
-def load_index(patterns: Sequence[str]) -> ShardIndex:
+def _unpack_index(
+    places: tuple[Place, ...],
+    names: Names,
+    columns: tuple[bytes, ...],
+    sets: tuple[DataSet, ...],
+    prefix_parts: int,
+) -> ShardIndex:
+    place_ids, sizes, rows = map(unpack_integers, columns)
+    return ShardIndex(places, place_ids, names, sizes, rows, sets, prefix_parts)
+
+
+def _last_parts(path: str, count: int) -> str:
+    return "/".join(path.split("/")[-count:])
+
+
+def load_index(
+    entries: Sequence[str | DataSetSection], *, policy: ReadPolicy | None = None, caption_key: str = "text"
+) -> ShardIndex:
     """Finds all shards of a data setting and their counts.
 
-    A few shards are compared with their counts; what differs is logged as a warning.
+    A few local shards are compared with their counts; what differs is logged as a warning.
 
     Args:
-        patterns: split directories, directories of tars, tars, or brace patterns; see the module.
+        entries: patterns (see find.py) and data sets.
+        policy: how remote places are read, and what a missing shard means.
+        caption_key: key of the captions where a set has none of its own.
 
     Raises:
         DataError: a shard is missing or named twice, a count is not readable, or no sample can be used.
     """
-    if not patterns:
+    policy = policy or ReadPolicy()
+    if not entries:
         raise DataError("no data given: name split directories or tars, for example data/sounds/train")
-    counts: dict[str, int] = {}
-    scanned: set[str] = set()
-    suffixes: Counter[str] = Counter()
-    num_groups = 0
-    for pattern in patterns:
-        for path, count in _expand(str(pattern)):
-            if path in counts:
-                raise DataError(f"{path} is named twice in {list(patterns)}: each shard may be given once")
-            if count is None:
-                count, groups, seen = _count_pairs(path)
-                num_groups += groups
-                suffixes.update(seen)
-                scanned.add(path)
-            counts[path] = count
-    sizes = np.fromiter(counts.values(), dtype=np.int64, count=len(counts))
-    if sizes.sum() == 0:
-        raise DataError(_nothing_usable(patterns, num_groups, suffixes))
-    index = ShardIndex(tuple(counts), sizes, _prefix_parts(counts))
-    _check_counts(index, scanned)
+    asked = name_sets(entries, caption_key)
+    seen = Counted()
+    found = [[_counted(part, policy, seen) for p in one.patterns for part in find_shards(p, policy)] for one in asked]
+    index = _assembled(asked, found)
+    if index.num_stored == 0:
+        raise DataError(nothing_usable([pattern for one in asked for pattern in one.patterns], seen))
+    empty = [one.name for one in index.sets if one.num_stored == 0]
+    if empty and policy.missing != "skip":
+        raise DataError(f"the data set {empty[0]} has no usable pair: take it out of the setting, or check its shards")
+    _compare_some(index, policy)
     return index
 
 
-def _expand(pattern: str) -> Iterator[tuple[str, int | None]]:
-    """Absolute paths of a pattern's shards with their counts of record (None: not known)."""
-    if re.match(r"\w+://|pipe:", pattern):
-        raise DataError(f"{pattern}: only local paths are read; copy or mount the shards and give their directory")
-    path = Path(os.path.abspath(Path(pattern).expanduser()))  # noqa: PTH100  (resolve() would follow links)
-    if path.is_dir():
-        yield from _directory(path)
-        return
-    if "*" in pattern and not path.exists():
-        raise DataError(f"{pattern}: '*' is not expanded; give the directory, or a range such as {{000..127}}.tar")
-    names = [str(path)] if path.exists() else expand_braces(str(path))
-    by_parent: dict[str, tuple[set[str], dict[str, int]]] = {}
-    missing = []
-    for name in names:
-        parent, base = os.path.split(name)
-        if parent not in by_parent:
-            there = {entry.name for entry in Path(parent).iterdir()} if Path(parent).is_dir() else set()
-            by_parent[parent] = there, (_read_sizes(Path(parent)) if SIZES_FILE in there else {})
-        if base not in by_parent[parent][0]:
-            missing.append(name)
-    if missing:
-        raise DataError(_missing(pattern, missing, len(names), {p: there for p, (there, _) in by_parent.items()}))
-    for name in names:
-        parent, base = os.path.split(name)
-        yield name, by_parent[parent][1].get(base)
+def index_of(entries: Sequence[str | DataSetSection], data: DataSection) -> ShardIndex:
+    """`load_index` with the settings of a run: for data.train, data.val, or other shards in their place."""
+    return load_index(entries, policy=policy_of(data), caption_key=data.caption_key)
 
 
-def expand_braces(pattern: str) -> list[str]:
-    """Expands `{000..009}` and `{a,b}` as bash does: zero-padded where one end of the range is.
-
-    Raises:
-        DataError: the pattern stands for too many names.
-    """
-    match = _RANGE.search(pattern)
-    if match is None:
-        return [pattern]
-    first, last, words = match.groups()
-    if words is not None:
-        values = words.split(",")
-    else:
-        low, high = int(first), int(last)
-        if abs(high - low) >= _MAX_SHARDS:
-            raise DataError(f"{pattern} stands for more than {_MAX_SHARDS} shards")
-        padded = any(end.startswith("0") and len(end) > 1 for end in (first, last))
-        width = max(len(first), len(last)) if padded else 0
-        values = [str(n).zfill(width) for n in range(low, high + (1 if high >= low else -1), 1 if high >= low else -1)]
-    head, tail = pattern[: match.start()], expand_braces(pattern[match.end() :])
-    if len(values) * len(tail) > _MAX_SHARDS:
-        raise DataError(f"{pattern} stands for more than {_MAX_SHARDS} shards")
-    return [f"{head}{value}{rest}" for value in values for rest in tail]
-
-
-def _directory(path: Path) -> Iterator[tuple[str, int | None]]:
-    there = {entry.name for entry in path.iterdir()}
-    tars = sorted((n for n in there if n.endswith(".tar") and not n.startswith(".")), key=natural_order)
-    if SIZES_FILE not in there:
-        if not tars:
-            below = sorted(p.parent.name for p in path.glob("*/" + SIZES_FILE))
-            hint = f"; it has the splits {below}: give one of them" if below else ""
-            raise DataError(f"{path} holds no .tar files{hint}")
-        for name in tars:
-            yield str(path / name), None
-        return
-    sizes = _read_sizes(path)
-    missing = [str(path / name) for name in sizes if name not in there]
-    if missing:
-        raise DataError(_missing(str(path / SIZES_FILE), missing, len(sizes), {str(path): there}))
-    extra = [name for name in tars if name not in sizes]
-    if extra:
-        _logger.warning("%s does not list %d tars, they are not read: %s", path / SIZES_FILE, len(extra), extra[:3])
-    for name in sorted(sizes, key=natural_order):
-        yield str(path / name), sizes[name]
-
-
-def natural_order(name: str) -> tuple[list[int | str], str]:
-    """Sort key that puts 2.tar before 10.tar. Parts alternate between text and number, so they always compare."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)], name
-
-
-def _read_sizes(directory: Path) -> dict[str, int]:
-    path = directory / SIZES_FILE
-    try:
-        sizes = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}; remove it to have the shards counted") from error
-    if not isinstance(sizes, dict):
-        raise DataError(f'{path} must look like {{"0.tar": 512, ...}}')
-    for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise DataError(f"{path}: the count of {name!r} must be a whole number, is {size!r}")
-    return sizes
-
-
-def _count_pairs(path: str) -> tuple[int, int, Counter[str]]:
-    """(complete pairs, keys, suffixes) of a shard without a count of record; its faults are logged."""
-    try:
-        contents = scan_shard(path)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    for fault in contents.faults:
-        _logger.warning("%s %s", path, fault)
-    lost = len(contents.keys) - contents.num_complete
-    if lost:
-        _logger.warning("%s: %d of %d keys lack audio or caption, they are not used", path, lost, len(contents.keys))
-    return contents.num_complete, len(contents.keys), contents.suffixes
-
-
-def _check_counts(index: ShardIndex, scanned: set[str]) -> None:
-    """Compares a few shards with their counts of record, spread over the index."""
-    unscanned = [n for n, path in enumerate(index.paths) if path not in scanned and index.sizes[n] > 0]
-    if not unscanned:
-        return
-    spread = np.linspace(0, len(unscanned) - 1, min(_CHECKED_SHARDS, len(unscanned))).round().astype(int)
-    suffixes: Counter[str] = Counter()
-    usable, groups = 0, 0
-    for row in sorted(set(spread.tolist())):
-        shard = index.shard(unscanned[row])
-        complete, keys, seen = _count_pairs(shard.path)
-        usable, groups = usable + complete, groups + keys
-        suffixes.update(seen)
-        if complete != shard.num_samples:
-            _logger.warning("%s has %d pairs, %s says %d", shard.path, complete, SIZES_FILE, shard.num_samples)
-    if usable == 0 and not scanned:
-        raise DataError(_nothing_usable([Path(index.paths[unscanned[0]]).parent], groups, suffixes))
-
-
-def _nothing_usable(patterns: Sequence[object], num_groups: int, suffixes: Counter[str]) -> str:
-    places = ", ".join(str(pattern) for pattern in patterns)
-    return (
-        f"{places}: 0 usable of {num_groups} samples: a sample needs KEY.flac (wav, ogg, mp3, opus) and KEY.json or "
-        f"KEY.txt with equal KEY; suffixes seen: {describe_suffixes(suffixes)}"
+def policy_of(data: DataSection) -> ReadPolicy:
+    """How a run reads shards."""
+    return ReadPolicy(
+        cache_dir=data.cache_dir,
+        cache_bytes=data.cache_bytes,
+        timeout_s=data.remote_timeout_s,
+        retries=data.remote_retries,
+        allow_pipe=data.allow_pipe,
+        missing=data.missing_shards,
     )
 
 
-def _missing(pattern: str, missing: list[str], total: int, there: dict[str, set[str]]) -> str:
-    """What is missing, and the way out where one can be guessed."""
-    shown = ", ".join(missing[:10]) + (", ..." if len(missing) > 10 else "")
-    message = f"{pattern}: {len(missing)} of {total} shards are missing: {shown}"
-    wanted = {_unpadded(name) for name in missing}
-    alike = sorted(
-        str(Path(parent) / name)
-        for parent, names in there.items()
-        for name in names
-        if _unpadded(str(Path(parent) / name)) in wanted
+def _counted(found: Found, policy: ReadPolicy, seen: Counted) -> Found:
+    """The same shards, each with a count; without those that cannot be read where they are to be skipped."""
+    unknown = np.flatnonzero(found.sizes == UNKNOWN)
+    if len(unknown) == 0:
+        return found
+    counts = count_all([found.path(row) for row in unknown.tolist()], policy=policy, seen=seen)
+    sizes = found.sizes.copy()
+    sizes[unknown] = [UNKNOWN if count is None else count for count in counts]
+    kept = np.flatnonzero(sizes >= 0)
+    names = [found.names[row] for row in kept.tolist()]
+    rows = None if found.rows is None else found.rows[kept]
+    return replace(found, names=names, sizes=sizes[kept], rows=rows)
+
+
+def _assembled(asked: Sequence[NamedSet], found: Sequence[Sequence[Found]]) -> ShardIndex:
+    every = [part for parts in found for part in parts]
+    _refuse_doubles(every)
+    places = {(part.head, part.tail): Place(part.head, part.tail, shown(part.head)) for part in every}
+    numbers = {where: number for number, where in enumerate(places)}
+    sets, first = [], 0
+    for one, parts in zip(asked, found, strict=True):
+        num_shards = sum(len(part.names) for part in parts)
+        stored = sum(int(part.sizes.sum()) for part in parts)
+        taken = samples_per_epoch(stored, one.weight)
+        sets.append(DataSet(one.name, one.weight, one.rule, first, num_shards, stored, taken))
+        first += num_shards
+    return ShardIndex(
+        places=tuple(places.values()),
+        place_ids=_joined(np.full(len(part.names), numbers[part.head, part.tail]) for part in every),
+        names=Names.of(part.names for part in every),
+        sizes=_joined(part.sizes for part in every),
+        rows=_joined(np.full(len(part.names), UNKNOWN) if part.rows is None else part.rows for part in every),
+        sets=tuple(sets),
+        prefix_parts=_prefix_parts({place.label for place in places.values()}),
     )
-    if alike:
-        return f"{message}; the numbers there are padded otherwise: {alike[0]}"
-    tars = sorted((name for names in there.values() for name in names if name.endswith(".tar")), key=natural_order)
-    return f"{message}; there are {len(tars)} tars" + (f", {tars[0]} to {tars[-1]}" if tars else "")
 
 
-def _unpadded(name: str) -> str:
-    return re.sub(r"\d+", lambda digits: str(int(digits.group())), name)
+def _joined(columns: Iterable[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *columns])
 
 
-def _prefix_parts(paths: dict[str, int]) -> int:
+def _refuse_doubles(found: Sequence[Found]) -> None:
+    """Raises DataError when a shard is named twice; weights are the way to see data more often."""
+    by_label: dict[str, list[Found]] = {}
+    for part in found:
+        by_label.setdefault(shown(part.head), []).append(part)
+    for label, parts in by_label.items():
+        names = [name for part in parts for name in part.names]
+        taken: set[str] = set()
+        if len(parts) > 1 or len(set(names)) < len(names):
+            doubled = next((name for name in names if name in taken or taken.add(name)), None)  # type: ignore[func-returns-value]
+            if doubled is not None:
+                raise DataError(
+                    f"{label}{doubled} is named twice: each shard may be given once; to see a data set more often give "
+                    "it a weight"
+                )
+
+
+def _prefix_parts(labels: set[str]) -> int:
     """Fewest trailing parts (at least split and name) that keep the key prefixes of all shards apart."""
-    directories = {tuple(path.split("/")[:-1]) for path in paths}
-    parts = 1
-    while len({directory[-parts:] for directory in directories}) < len(directories):
+    parts = 2
+    while len({_last_parts(label, parts) for label in labels}) < len(labels):
         parts += 1
-    return parts + 1
+    return parts
+
+
+def _compare_some(index: ShardIndex, policy: ReadPolicy) -> None:
+    """Compares a few local shards that have a count of record with it, spread over the index."""
+    local = [number for number, place in enumerate(index.places) if not is_remote(place.head)]
+    rows = np.flatnonzero(np.isin(index.place_ids, local) & (index.sizes > 0))
+    compare([index.shard(row) for row in spread(rows.tolist(), _CHECKED_SHARDS)], policy=policy)

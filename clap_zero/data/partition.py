@@ -1,4 +1,4 @@
-"""Who reads which sample, as pure functions of (shard sizes, seed, epoch, position). Only numpy, no files, no ranks.
+"""Who reads which sample, as pure functions of (sizes, sets, seed, epoch, position). Only numpy, no files, no ranks.
 
 One epoch is ONE global sequence of all samples (`EpochOrder`). A step takes the next `global_batch` samples of it, and
 `micro_positions` hands each rank its part of each micro batch. So neither the number of ranks and workers nor the
@@ -13,19 +13,16 @@ each epoch has its own order.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-_ORDER_STREAM, _SAMPLE_STREAM, _REPLACEMENT_STREAM = 0, 1, 2
-_SEED_MASK = 2**64 - 1
+from clap_zero.data.mixture import Part, epoch_pieces, generator, natural_pieces
+
+_ORDER_STREAM, _SAMPLE_STREAM, _REPLACEMENT_STREAM = 0, 1, 2  # mixture.py has 3 and 4
 _BLOCKS_KEPT = 4
 _LOCAL_ATTEMPTS = 4
-
-
-def _generator(seed: int, *stream: int) -> np.random.Generator:
-    """An independent generator for each tuple of (seed, stream)."""
-    return np.random.default_rng(np.random.SeedSequence(seed & _SEED_MASK, spawn_key=stream))
 
 
 def sample_generator(
@@ -40,7 +37,7 @@ def sample_generator(
         attempt: 0 for the sample itself, 1, 2... for the samples that replace a bad one.
         purpose: one number for each independent draw.
     """
-    return _generator(seed, _SAMPLE_STREAM, epoch, position, attempt, purpose)
+    return generator(seed, _SAMPLE_STREAM, epoch, position, attempt, purpose)
 
 
 @dataclass(frozen=True)
@@ -54,29 +51,38 @@ class DataPosition:
 class EpochOrder:
     """The sequence of all samples in one epoch.
 
-    Shards are permuted and taken in blocks of `shuffle_shards`; the samples of a block are permuted among each other.
-    Kept in memory: the permuted shard ids and their cumulative sizes; a block's samples are permuted on demand.
+    The pieces of the epoch (mixture.py; with one set of weight 1 its shards, permuted) are taken in blocks of
+    `shuffle_shards`; the samples of a block are permuted among each other. Kept in memory: the pieces and their
+    cumulative sizes; a block's samples are permuted on demand.
 
     Args:
         sizes: samples of each shard, shape (num_shards,).
         seed: seed of the run.
         epoch: 0-based epoch; each has an order of its own.
         shuffle_shards: number of shards that are mixed together.
-        shuffle: False gives the natural order (shard after shard), for evaluation.
+        shuffle: False gives the natural order (shard after shard, each once whatever its weight), for evaluation.
+        parts: the data sets; None: all shards are one set of weight 1.
     """
 
     def __init__(
-        self, sizes: np.ndarray, *, seed: int, epoch: int, shuffle_shards: int = 16, shuffle: bool = True
+        self,
+        sizes: np.ndarray,
+        *,
+        seed: int,
+        epoch: int,
+        shuffle_shards: int = 16,
+        shuffle: bool = True,
+        parts: Sequence[Part] | None = None,
     ) -> None:
         sizes = np.asarray(sizes, dtype=np.int64)
         assert sizes.ndim == 1 and (sizes >= 0).all() and shuffle_shards >= 1
         self._seed, self._epoch, self._shuffle = seed, epoch, shuffle
-        num_shards = len(sizes)
-        self._shard_ids = (
-            _generator(seed, _ORDER_STREAM, epoch).permutation(num_shards) if shuffle else np.arange(num_shards)
-        )
-        self._starts = np.zeros(num_shards + 1, dtype=np.int64)
-        np.cumsum(sizes[self._shard_ids], out=self._starts[1:])
+        if parts is None:
+            parts = (Part(0, len(sizes), int(sizes.sum())),)
+        pieces = epoch_pieces(sizes, parts, seed=seed, epoch=epoch) if shuffle else natural_pieces(sizes)
+        self._shards, self._firsts = pieces.shards, pieces.firsts
+        self._starts = np.zeros(len(pieces.counts) + 1, dtype=np.int64)
+        np.cumsum(pieces.counts, out=self._starts[1:])
         self._block_starts = np.append(self._starts[:-1:shuffle_shards], self._starts[-1])
         self._blocks: OrderedDict[int, np.ndarray] = OrderedDict()
         self.num_samples = int(self._starts[-1])
@@ -100,7 +106,7 @@ class EpochOrder:
                 start = self._block_starts[block]
                 mixed[here] = start + self._permutation(int(block))[positions[here] - start]
         rows = np.searchsorted(self._starts, mixed, side="right") - 1
-        return self._shard_ids[rows].astype(np.int64), mixed - self._starts[rows]
+        return self._shards[rows], self._firsts[rows] + mixed - self._starts[rows]
 
     def replacement(self, position: int, attempt: int) -> int:
         """The position whose sample is tried when the one at `position` cannot be used; pure in (position, attempt).
@@ -116,12 +122,12 @@ class EpochOrder:
         if attempt <= _LOCAL_ATTEMPTS:
             block = int(np.searchsorted(self._block_starts, position, side="right")) - 1
             low, high = int(self._block_starts[block]), int(self._block_starts[block + 1])
-        return int(_generator(self._seed, _REPLACEMENT_STREAM, self._epoch, position, attempt).integers(low, high))
+        return int(generator(self._seed, _REPLACEMENT_STREAM, self._epoch, position, attempt).integers(low, high))
 
     def _permutation(self, block: int) -> np.ndarray:
         if block not in self._blocks:
             size = int(self._block_starts[block + 1] - self._block_starts[block])
-            self._blocks[block] = _generator(self._seed, _ORDER_STREAM, self._epoch, block).permutation(size)
+            self._blocks[block] = generator(self._seed, _ORDER_STREAM, self._epoch, block).permutation(size)
             while len(self._blocks) > _BLOCKS_KEPT:
                 self._blocks.popitem(last=False)
         self._blocks.move_to_end(block)

@@ -10,7 +10,7 @@ import torch
 from clap_zero.audio.features import ClapFeatures
 from clap_zero.checkpoint.source import find_model
 from clap_zero.data.batch import LoaderPlan
-from clap_zero.data.index import load_index
+from clap_zero.data.index import index_of
 from clap_zero.data.loader import eval_batches
 from clap_zero.errors import CheckpointError, ConfigError
 from clap_zero.evaluation.runner import EvalResult, evaluate, format_result, write_result
@@ -57,7 +57,7 @@ def eval_run(
         max_seconds=run.data.max_seconds,
         max_bad_fraction=run.data.max_bad_fraction,
     )
-    index = load_index(patterns)
+    index = index_of(patterns, run.data)
     model = source.build(where)
     features = ClapFeatures(source.features, device=where)
     result = evaluate(model, eval_batches(index, plan=plan), features, device=where)

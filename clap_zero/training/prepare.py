@@ -15,7 +15,7 @@ from clap_zero.config.deepspeed import Machine, ResolvedDeepSpeed, load_ds_json,
 from clap_zero.config.load import CommandLine, dump_run_config
 from clap_zero.config.schema import RunConfig
 from clap_zero.data.embedded import embedded_sounds
-from clap_zero.data.index import ShardIndex, load_index
+from clap_zero.data.index import ShardIndex, index_of
 from clap_zero.data.partition import steps_per_epoch
 from clap_zero.distributed import collectives
 from clap_zero.distributed.world import World, memory_bytes, supported_precisions
@@ -124,8 +124,8 @@ def _settle(
         None when the run is finished.
     """
     run, notes = with_data(command.run)
-    train = load_index(run.data.train)
-    val = load_index(run.data.val) if run.data.val else None
+    train = index_of(run.data.train, run.data)
+    val = index_of(run.data.val, run.data) if run.data.val else None
     ds = load_ds_json(command.ds_path, command.ds_overrides)
     if run.resume == "never":
         _make_room(directory, force=run.force)
@@ -232,8 +232,24 @@ def _checkpoint_to_load(run: RunConfig, store: CheckpointStore) -> Path | None:
     return own
 
 
+def _told_data(train: ShardIndex, val: ShardIndex | None) -> list[str]:
+    """What the data are: in all, and set by set where there are several."""
+    lines = [
+        f"data: {train.num_samples} training pairs an epoch in {train.num_shards} shards, "
+        f"{0 if val is None else val.num_stored} held out"
+    ]
+    if len(train.sets) > 1 or train.sets[0].weight != 1:
+        for one in train.sets:
+            share = one.num_samples / train.num_samples
+            lines.append(
+                f"data set {one.name}: {one.num_stored} pairs x weight {one.weight:g} = {one.num_samples}, "
+                f"{share:.1%} of an epoch"
+            )
+    return lines
+
+
 def _summary(index: ShardIndex) -> dict[str, Any]:
-    return {"fingerprint": index.fingerprint, "num_shards": len(index.paths), "num_samples": index.num_samples}
+    return {"fingerprint": index.fingerprint, "num_shards": index.num_shards, "num_samples": index.num_samples}
 
 
 def _tell(settled: Settled, *, notes: list[str], world: World) -> None:
@@ -244,8 +260,7 @@ def _tell(settled: Settled, *, notes: list[str], world: World) -> None:
     lines = [
         *notes,
         *resolved.explanation,
-        f"data: {plan.num_samples} training pairs in {len(settled.train.paths)} shards, "
-        f"{0 if settled.val is None else settled.val.num_samples} held out",
+        *_told_data(settled.train, settled.val),
         f"length: {plan.max_steps} optimizer steps, {plan.steps_per_epoch} an epoch; {left_over} pairs of each epoch, "
         "others each time, do not fill a step",
         f"negatives: the {whole} pairs of a micro batch over all ranks"

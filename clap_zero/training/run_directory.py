@@ -21,7 +21,8 @@ from clap_zero.errors import ConfigError, LaunchError
 
 VOLATILE_KEYS = (
     *("resume", "force", "run_dir", "ds_config", "wandb", "log", "checkpoint", "evaluate", "distributed"),
-    *("data.workers", "data.log_keys", "data.val"),
+    *("data.workers", "data.log_keys", "data.val", "data.cache_dir", "data.cache_bytes"),
+    *("data.remote_timeout_s", "data.remote_retries", "data.allow_pipe", "data.missing_shards"),
 )
 """What may differ between two starts of one run: none of it changes what is learnt. A section stands for its keys."""
 
