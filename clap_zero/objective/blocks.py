@@ -1,0 +1,147 @@
+"""The similarity matrix block by block: the whole of it never exists."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from clap_zero.objective.config import ObjectiveConfig
+
+NEAR = 50.0
+"""Largest distance, in nats, at which one exponential serves the rows and the columns of a block: what underflows then
+is below exp(-87 + 50) of the term that counts, also in float32."""
+NOTHING = -1e30
+"""Stands for the largest logit where there is none: finite, so that its difference with -inf is one too."""
+CHUNK_ON_CPU, CHUNK_ELSEWHERE = 1024, 4096
+"""Edge of a block. On a CPU a block of 4 MiB stays in the cache; elsewhere fewer, larger kernels."""
+
+
+@contextlib.contextmanager
+def exact_products(device: torch.device) -> Iterator[None]:
+    """No TF32 or bf16 inside matrix products, no autocast and no graph, whatever the program around has chosen.
+
+    In half precision cosines would be off by 2e-3 and a scale of 100 by 1 %.
+    """
+    switches = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    before = [switch.fp32_precision for switch in switches]
+    for switch in switches:
+        switch.fp32_precision = "ieee"
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.fp32_precision = value
+
+
+class Side(NamedTuple):
+    """Rows or columns of the similarity matrix: a run of the global batch.
+
+    Attributes:
+        embeds: (k, d), clips or captions.
+        groups: (k,) int64, or None where it does not matter which pairs share a caption.
+        first: Index of the first of them in the global batch.
+    """
+
+    embeds: Tensor
+    groups: Tensor | None
+    first: int
+
+
+class Block(NamedTuple):
+    """One block of logits.
+
+    Attributes:
+        rows: Which rows, counted within their side.
+        columns: Which columns.
+        logits: (r, c), in a buffer that the next block overwrites; the reader may too.
+        spare: (r, c), a second buffer.
+        same: (r, c) bool, other pairs of an equal group; None where groups do not matter.
+        shift: Which diagonal of the block holds the pairs themselves (row i, column i of the global batch); usually
+            one outside of it.
+        own_rows: Their rows, counted within the side.
+        own_columns: Their columns.
+    """
+
+    rows: slice
+    columns: slice
+    logits: Tensor
+    spare: Tensor
+    same: Tensor | None
+    shift: int
+    own_rows: slice
+    own_columns: slice
+
+    def own(self, cells: Tensor) -> Tensor:
+        """View of the pairs themselves in `cells`, (r, c)."""
+        return cells.diagonal(self.shift)
+
+
+def default_chunk(device: torch.device) -> int:
+    """Edge of a block where nobody says another."""
+    return CHUNK_ON_CPU if device.type == "cpu" else CHUNK_ELSEWHERE
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What does not change over the blocks.
+
+    Attributes:
+        scale: (), factor on the cosines.
+        bias: (), added to every logit, None without one.
+        config: The objective.
+        num_pairs: Size of the global batch.
+        chunk: Edge of a block.
+    """
+
+    scale: Tensor
+    bias: Tensor | None
+    config: ObjectiveConfig
+    num_pairs: int
+    chunk: int
+
+    def blocks(self, rows: Side, columns: Side) -> Iterator[Block]:
+        """Goes over scale * rows @ columns^T + bias.
+
+        Args:
+            rows: (r, d).
+            columns: (c, d).
+
+        Yields:
+            Blocks, those of the same rows one after another; the last ones are smaller.
+        """
+        num_rows, num_columns = rows.embeds.shape[0], columns.embeds.shape[0]
+        area = min(self.chunk, num_rows) * min(self.chunk, num_columns)
+        buffers = [rows.embeds.new_empty(area) for _ in range(2)]
+        for top in range(0, num_rows, self.chunk):
+            down = slice(top, min(top + self.chunk, num_rows))
+            scaled = rows.embeds[down] * self.scale
+            for left in range(0, num_columns, self.chunk):
+                across = slice(left, min(left + self.chunk, num_columns))
+                shape = down.stop - top, across.stop - left
+                # A run of the buffer, so that the block is contiguous also where it is smaller.
+                logits, spare = (buffer[: shape[0] * shape[1]].view(shape) for buffer in buffers)
+                torch.mm(scaled, columns.embeds[across].t(), out=logits)
+                if self.bias is not None:
+                    logits.add_(self.bias)
+                yield _block(rows, columns, (down, across), logits, spare)
+
+
+def _block(rows: Side, columns: Side, place: tuple[slice, slice], logits: Tensor, spare: Tensor) -> Block:
+    """The block at `place`, with the pairs of equal group and the pairs themselves found in it."""
+    down, across = place
+    shift = (rows.first + down.start) - (columns.first + across.start)
+    num_own = logits.diagonal(shift).numel()
+    own_rows, own_columns = (
+        slice(start, start + num_own) for start in (down.start + max(0, -shift), across.start + max(0, shift))
+    )
+    same = None
+    if rows.groups is not None and columns.groups is not None:
+        same = rows.groups[down, None] == columns.groups[None, across]
+        same.diagonal(shift).fill_(False)
+    return Block(down, across, logits, spare, same, shift, own_rows, own_columns)

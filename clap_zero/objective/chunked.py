@@ -1,0 +1,271 @@
+"""The contrastive objective of the global batch in bounded memory: loss and gradients by hand, block by block.
+
+Every rank holds the embeddings of all ranks, B x d, and takes its own rows of the similarity matrix in both directions.
+Ranks exchange embeddings once and four numbers a row once, nothing in the backward; memory grows with B. On one process
+a block serves both directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clap_zero.distributed.collectives import all_gather, rank_and_size
+from clap_zero.objective import sigmoid, softmax
+from clap_zero.objective.blocks import Problem, Side, default_chunk, exact_products
+from clap_zero.objective.config import ObjectiveConfig
+from clap_zero.objective.figures import ObjectiveFigures
+from clap_zero.objective.groups import group_sizes
+from clap_zero.objective.lines import Lines
+
+TIE_EPS = 16
+"""Two cosines closer than this many rounding steps are a tie: equal captions get products that differ in the last bit,
+depending on where in a block they stand."""
+
+
+@dataclass(frozen=True)
+class ObjectiveGradients:
+    """This rank's share of the loss, and the gradient of (world x the global mean loss).
+
+    That is the gradient of the sum of all ranks' shares; where gradients of parameters are averaged over ranks, as
+    DeepSpeed does, they come out as those of the global mean loss.
+
+    Attributes:
+        loss: () mean over this rank's rows and both directions, in nats; its mean over ranks is the global loss.
+        audio: (n, d) gradient with respect to this rank's clips.
+        text: (n, d) with respect to this rank's captions.
+        logit_scale: () this rank's part; the mean over ranks is the gradient of the global mean loss.
+        logit_bias: () likewise; None for an objective without bias.
+        figures: What people watch.
+    """
+
+    loss: Tensor
+    audio: Tensor
+    text: Tensor
+    logit_scale: Tensor
+    logit_bias: Tensor | None
+    figures: ObjectiveFigures
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's view of the global batch of B pairs.
+
+    Attributes:
+        audio: (n, d) its own clips.
+        text: (n, d) its own captions.
+        all_audio: (B, d) clips of all ranks in rank order.
+        all_text: (B, d).
+        all_groups: (B,) int64, None where groups do not matter.
+        first: Index of its first pair in the global batch.
+    """
+
+    audio: Tensor
+    text: Tensor
+    all_audio: Tensor
+    all_text: Tensor
+    all_groups: Tensor | None
+    first: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether the rank's own pairs are the global batch."""
+        return self.audio.shape[0] == self.all_audio.shape[0]
+
+    def own_groups(self, of_all: Tensor | None) -> Tensor | None:
+        """The part of a (B,) tensor that belongs to this rank's pairs."""
+        return None if of_all is None else of_all[self.first : self.first + self.audio.shape[0]]
+
+    def side(self, embeds: Tensor) -> Side:
+        """Own or all embeddings as a side of the similarity matrix."""
+        if embeds.shape[0] == self.all_audio.shape[0]:
+            return Side(embeds, self.all_groups, 0)
+        return Side(embeds, self.own_groups(self.all_groups), self.first)
+
+
+def objective_gradients(
+    audio: Tensor,
+    text: Tensor,
+    *,
+    logit_scale: Tensor,
+    logit_bias: Tensor | None = None,
+    groups: Tensor | None = None,
+    config: ObjectiveConfig,
+    gather: bool = True,
+    chunk: int | None = None,
+) -> ObjectiveGradients:
+    """Loss and gradients without autograd, computed in fp32 (fp64 for fp64 input) whatever the surroundings.
+
+    Args:
+        audio: (n, d) clips of this rank, L2-normalised. Half precision is taken as fp32.
+        text: (n, d), row i captions row i of `audio`.
+        logit_scale: (), the factor on cosine similarities (not its logarithm).
+        logit_bias: (), added to every logit; for the sigmoid loss and no other.
+        groups: (n,) int64, equal for pairs that share a caption, on all ranks (`group_ids`); needed unless
+            config.positives is off.
+        config: The objective.
+        gather: Whether the pairs of all ranks are candidates; otherwise those of this rank.
+        chunk: Edge of a block of the similarity matrix; None chooses one for the device.
+
+    Returns:
+        Share of the loss, gradients with respect to this rank's inputs and figures.
+
+    Raises:
+        ValueError: Shapes that do not fit, another number of pairs on another rank, a missing bias or groups.
+
+    Collective with `gather`: all ranks must call.
+    """
+    _check(audio, text, logit_bias, groups, config)
+    dtype = torch.promote_types(audio.dtype, torch.float32)
+    audio, text = audio.detach().to(dtype), text.detach().to(dtype)
+    rank, world = rank_and_size() if gather else (0, 1)
+    if world > 1:
+        _same_number_everywhere(audio)
+    exchange: Callable[[Tensor], Tensor] = all_gather if world > 1 else _alone
+    known = groups.detach() if groups is not None and config.uses_groups else None
+    batch = Batch(
+        audio=audio,
+        text=text,
+        all_audio=exchange(audio),
+        all_text=exchange(text),
+        all_groups=None if known is None else exchange(known),
+        first=rank * audio.shape[0],
+    )
+    problem = Problem(
+        scale=logit_scale.detach().to(dtype).reshape(()),
+        bias=None if logit_bias is None else logit_bias.detach().to(dtype).reshape(()),
+        config=config,
+        num_pairs=batch.all_audio.shape[0],
+        chunk=chunk or default_chunk(audio.device),
+    )
+    return local_gradients(batch, problem=problem, exchange=exchange)
+
+
+def local_gradients(batch: Batch, *, problem: Problem, exchange: Callable[[Tensor], Tensor]) -> ObjectiveGradients:
+    """This rank's part once the embeddings of all are known.
+
+    Args:
+        batch: Embeddings.
+        problem: The objective; `num_pairs` is B.
+        exchange: Makes (B, k) of all ranks out of this rank's (n, k); called once for softmax, never for sigmoid.
+
+    Collective if `exchange` is.
+    """
+    with exact_products(batch.audio.device):
+        if problem.config.loss == "sigmoid":
+            return _sigmoid(batch, problem)
+        return _softmax(batch, problem, exchange)
+
+
+def _softmax(batch: Batch, problem: Problem, exchange: Callable[[Tensor], Tensor]) -> ObjectiveGradients:
+    all_sizes = None if batch.all_groups is None else group_sizes(batch.all_groups)
+    sizes = batch.own_groups(all_sizes)
+    audio, text, all_audio, all_text = (
+        batch.side(t) for t in (batch.audio, batch.text, batch.all_audio, batch.all_text)
+    )
+    whole = batch.whole
+    rows, columns = softmax.statistics(audio, all_text, (sizes, all_sizes), problem=problem, both=whole)
+    if columns is None:
+        columns, _ = softmax.statistics(text, all_audio, (sizes, all_sizes), problem=problem, both=False)
+    audio_losses, audio_pull = softmax.finish(rows, sizes, problem=problem)
+    text_losses, text_pull = softmax.finish(columns, sizes, problem=problem)
+    both = exchange(torch.cat([audio_pull.packed(), text_pull.packed()], dim=1))
+    all_pulls = [softmax.Pull.unpacked(part) for part in both.chunk(2, dim=1)]
+    d_audio, d_text = softmax.gradients(
+        audio, all_text, (sizes, all_sizes), (audio_pull, all_pulls[1]), problem=problem, both=whole
+    )
+    if d_text is None:
+        d_text, _ = softmax.gradients(
+            text, all_audio, (sizes, all_sizes), (text_pull, all_pulls[0]), problem=problem, both=False
+        )
+    factor = 1 / (2 * batch.audio.shape[0])
+    return _result(batch, problem, (rows, columns), (audio_losses, text_losses), (d_audio, d_text), factor)
+
+
+def _sigmoid(batch: Batch, problem: Problem) -> ObjectiveGradients:
+    audio, text, all_audio, all_text = (
+        batch.side(t) for t in (batch.audio, batch.text, batch.all_audio, batch.all_text)
+    )
+    first = sigmoid.sweep(audio, all_text, problem=problem, both=batch.whole)
+    columns, d_text = first.columns, first.d_columns
+    if columns is None or d_text is None:
+        second = sigmoid.sweep(text, all_audio, problem=problem, both=False)
+        columns, d_text = second.rows, second.d_rows
+    factor = 1 / batch.audio.shape[0]
+    lines, losses = (first.rows, columns), (first.rows.losses, columns.losses)
+    bias = (first.d_logits * factor).to(batch.audio.dtype)
+    return _result(batch, problem, lines, losses, (first.d_rows, d_text), factor, logit_bias=bias)
+
+
+def _result(
+    batch: Batch,
+    problem: Problem,
+    lines: tuple[Lines, Lines] | tuple[sigmoid.SigmoidLines, sigmoid.SigmoidLines],
+    losses: tuple[Tensor, Tensor],
+    sums: tuple[Tensor, Tensor],
+    factor: float,
+    *,
+    logit_bias: Tensor | None = None,
+) -> ObjectiveGradients:
+    """Puts the factors in: `sums` hold G times the other side, `factor` is world over what G was multiplied with."""
+    dtype = batch.audio.dtype
+    loss = [line.mean(dtype=torch.float64).to(dtype) for line in losses]
+    d_audio, d_text = sums
+    # One row's products at a time in float64 would be slow, one sum of all rows in float32 inexact.
+    logit_scale = torch.linalg.vecdot(batch.audio, d_audio).sum(dtype=torch.float64) * factor
+    return ObjectiveGradients(
+        loss=(loss[0] + loss[1]) / 2,
+        audio=d_audio.mul_(problem.scale * factor),
+        text=d_text.mul_(problem.scale * factor),
+        logit_scale=logit_scale.to(dtype),
+        logit_bias=logit_bias,
+        figures=_figures(problem, lines, (loss[0], loss[1])),
+    )
+
+
+def _figures(
+    problem: Problem,
+    lines: tuple[Lines, Lines] | tuple[sigmoid.SigmoidLines, sigmoid.SigmoidLines],
+    loss: tuple[Tensor, Tensor],
+) -> ObjectiveFigures:
+    offset = 0 if problem.bias is None else problem.bias
+    margin = TIE_EPS * torch.finfo(loss[0].dtype).eps * problem.scale.abs()
+    hits, hardest = [], []
+    for line in lines:
+        hits.append((line.own - line.hardest > margin).to(line.own.dtype).mean())
+        hardest.append(((line.hardest - offset) / problem.scale).clamp(min=-1).mean())
+    return ObjectiveFigures(
+        loss_audio_to_text=loss[0],
+        loss_text_to_audio=loss[1],
+        top1_audio_to_text=hits[0],
+        top1_text_to_audio=hits[1],
+        positive_similarity=((lines[0].own - offset) / problem.scale).mean(),
+        hardest_negative_similarity=(hardest[0] + hardest[1]) / 2,
+    )
+
+
+def _alone(t: Tensor) -> Tensor:
+    """What one process gathers."""
+    return t
+
+
+def _check(
+    audio: Tensor, text: Tensor, logit_bias: Tensor | None, groups: Tensor | None, config: ObjectiveConfig
+) -> None:
+    if audio.dim() != 2 or audio.shape != text.shape or audio.shape[0] == 0:
+        raise ValueError(f"clips {tuple(audio.shape)} and captions {tuple(text.shape)} must both be (n, d), n > 0")
+    if config.uses_bias != (logit_bias is not None):
+        raise ValueError(f"the {config.loss} loss takes {'a' if config.uses_bias else 'no'} logit_bias")
+    if config.uses_groups and (groups is None or groups.shape != audio.shape[:1]):
+        got = "none" if groups is None else tuple(groups.shape)
+        raise ValueError(f"positives {config.positives} needs groups of shape ({audio.shape[0]},), got {got}")
+
+
+def _same_number_everywhere(audio: Tensor) -> None:
+    """Raises on all ranks alike, so that none waits for the others. Collective: all ranks must call."""
+    numbers = all_gather(torch.tensor([audio.shape[0]], device=audio.device)).tolist()
+    if len(set(numbers)) > 1:
+        raise ValueError(f"every rank must bring the same number of pairs; ranks 0 to {len(numbers) - 1}: {numbers}")

@@ -1,0 +1,31 @@
+"""What people watch while a contrastive model trains."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class ObjectiveFigures(NamedTuple):
+    """Means over the rows of this rank against the candidates of all ranks; the mean over ranks is the global figure.
+
+    All are () without gradient. A negative is a candidate that is not a positive: with `positives` off every other
+    row is one, with mask and soft those of an equal group are not.
+
+    Attributes:
+        loss_audio_to_text: Loss of the clips' rows, in nats.
+        loss_text_to_audio: Loss of the captions' rows, in nats.
+        top1_audio_to_text: Share of clips whose own caption is closer than every negative; a tie is no hit.
+        top1_text_to_audio: Share of captions whose own clip is closer than every negative.
+        positive_similarity: Cosine of a clip and its own caption.
+        hardest_negative_similarity: Cosine to the closest negative, over the rows of both directions; -1 for a row
+            that has none.
+    """
+
+    loss_audio_to_text: Tensor
+    loss_text_to_audio: Tensor
+    top1_audio_to_text: Tensor
+    top1_text_to_audio: Tensor
+    positive_similarity: Tensor
+    hardest_negative_similarity: Tensor

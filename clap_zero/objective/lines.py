@@ -1,0 +1,116 @@
+"""What the softmax objective keeps of each row and column: its targets, and statistics that grow block by block."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clap_zero.objective.blocks import NOTHING, Block, Problem, Side
+
+
+@dataclass
+class Targets:
+    """The targets of k rows or columns.
+
+    Attributes:
+        own: (k,) or (), target of the pair itself.
+        same: (k,) target of every other positive, None where there are none.
+        every: (k,) or () what label smoothing adds to every other candidate, None without smoothing.
+    """
+
+    own: Tensor
+    same: Tensor | None
+    every: Tensor | None
+
+
+def targets(sizes: Tensor | None, *, problem: Problem, like: Tensor) -> Targets:
+    """Targets of rows whose groups have `sizes` members ((k,) int64; None: one each); `like` gives dtype and device."""
+    config, smoothing = problem.config, problem.config.label_smoothing
+    one = like.new_ones(())
+    members = one if sizes is None else sizes.to(like.dtype)
+    candidates = problem.num_pairs * one
+    own, same, every = one, None, None
+    if config.positives == "soft":
+        own = 1 / members
+        same = (1 - smoothing) * own if sizes is not None else None
+    elif config.positives == "mask":
+        candidates = problem.num_pairs - members + 1
+    if smoothing:
+        every = smoothing / candidates
+        own = (1 - smoothing) * own + every
+    return Targets(own, same, every)
+
+
+@dataclass
+class Lines:
+    """Statistics of the rows, or of the columns, over the candidates other than the pair itself; each (k,).
+
+    Attributes:
+        largest: Largest logit so far.
+        total: Sum of exp((1 + beta) (s - largest)).
+        base: Sum of exp(beta (s - largest)), None without beta.
+        hardest: Largest logit of a negative; the same tensor as `largest` but for soft positives.
+        own: Logit of the pair itself.
+        aimed: Sum of q_ij s_ij, None where only the pair itself is a target.
+    """
+
+    largest: Tensor
+    total: Tensor
+    base: Tensor | None
+    hardest: Tensor
+    own: Tensor
+    aimed: Tensor | None
+    targets: Targets
+
+    @classmethod
+    def start(cls, side: Side, sizes: Tensor | None, *, problem: Problem) -> Lines:
+        """Statistics before the first block."""
+        zeros = side.embeds.new_zeros(side.embeds.shape[0])
+        largest = torch.full_like(zeros, NOTHING)
+        goals = targets(sizes, problem=problem, like=zeros)
+        several = goals.same is not None or goals.every is not None
+        return cls(
+            largest=largest,
+            total=zeros.clone(),
+            base=zeros.clone() if problem.config.hard_negative_beta else None,
+            hardest=largest.clone() if goals.same is not None else largest,
+            own=zeros.clone(),
+            aimed=zeros.clone() if several else None,
+            targets=goals,
+        )
+
+    def raise_largest(self, logits: Tensor, part: slice, dim: int, beta: float) -> Tensor:
+        """Takes a block's largest logits into account.
+
+        Returns:
+            (r,) the largest logits so far of the lines in `part`.
+        """
+        before = self.largest[part]
+        after = torch.maximum(before, logits.amax(dim))
+        fall = before - after
+        self.total[part] *= torch.exp((1 + beta) * fall)
+        if self.base is not None:
+            self.base[part] *= torch.exp(beta * fall)
+        self.largest[part] = after
+        return after
+
+    def aim(self, block: Block, part: slice, dim: int) -> None:
+        """Adds the block's share to `aimed` and, for soft positives, to `hardest`. `own` is -inf in the logits."""
+        if self.aimed is None:
+            return
+        finite = torch.nan_to_num(block.logits, nan=math.nan, posinf=math.inf, neginf=0.0, out=block.spare)
+        if self.targets.every is not None:
+            self.aimed[part] += cut(self.targets.every, part) * finite.sum(dim)
+        if self.targets.same is not None:
+            assert block.same is not None
+            self.aimed[part] += self.targets.same[part] * (finite * block.same).sum(dim)
+            negatives = block.logits.masked_fill(block.same, -torch.inf)
+            self.hardest[part] = torch.maximum(self.hardest[part], negatives.amax(dim))
+
+
+def cut(t: Tensor, part: slice) -> Tensor:
+    """The part of (k,) values; of a () that all share, itself."""
+    return t if t.dim() == 0 else t[part]
