@@ -119,7 +119,8 @@ def parse_sizes(path: str, text: str) -> dict[str, int]:
         raise DataError(f'{path} must look like {{"0.tar": 512, ...}}')
     if len(sizes) > MAX_SHARDS:
         raise DataError(f"{path} lists {len(sizes)} shards, {MAX_SHARDS} are possible")
-    if not all(type(size) is int and 0 <= size < 2**40 for size in sizes.values()):
+    counts = sizes.values()
+    if sizes and not (set(map(type, counts)) == {int} and 0 <= min(counts) <= max(counts) < 2**40):
         name, size = next((n, s) for n, s in sizes.items() if type(s) is not int or not 0 <= s < 2**40)
         raise DataError(f"{path}: the count of {name!r} must be a whole number, is {size!r}")
     return sizes
@@ -152,19 +153,28 @@ def _directory(path: str, policy: ReadPolicy) -> Found:
     if extra:
         _logger.warning("%s%s does not list %d tars, they are not read: %s", head, SIZES_FILE, len(extra), extra[:3])
     names = [name for name in sizes if name in there] if missing else list(sizes)
-    return _chosen(head, "", natural_sorted(names), sizes, with_spans=SPANS_FILE in there)
+    return _chosen(head, "", natural_sorted(names), sizes, with_spans=SPANS_FILE in there, whole=not missing)
 
 
 def _is_tar(name: str) -> bool:
     return name.endswith(".tar") and not name.startswith(".")
 
 
-def _chosen(head: str, tail: str, names: list[str], sizes: dict[str, int], *, with_spans: bool) -> Found:
-    """Some shards of a directory, with the rows that they have in its spans.npy."""
+def _chosen(
+    head: str, tail: str, names: list[str], sizes: dict[str, int], *, with_spans: bool, whole: bool = False
+) -> Found:
+    """Some shards of a directory, with the rows that they have in its spans.npy, which has all in the natural order.
+
+    Args:
+        head: as in Found, like `tail` and `names`.
+        sizes: counts of record of the directory; shards that are not in it are UNKNOWN.
+        with_spans: whether there is a spans.npy.
+        whole: the names are all of `sizes` in the natural order.
+    """
     counts = np.fromiter((sizes.get(name, UNKNOWN) for name in names), dtype=np.int64, count=len(names))
     if not with_spans or not sizes:
         return Found(head, tail, names, counts)
-    if len(names) == len(sizes) and (counts >= 0).all() and names == natural_sorted(names):
+    if whole:
         return Found(head, tail, names, counts, np.cumsum(counts) - counts)
     everything = natural_sorted(sizes)
     ends = np.cumsum(np.fromiter((sizes[name] for name in everything), dtype=np.int64, count=len(everything)))
@@ -230,7 +240,7 @@ def _remote_directory(url: str, policy: ReadPolicy) -> Found:
     _refuse_missing(shown(head) + SIZES_FILE, paths, len(names), {}, policy)
     kept = [name for name in names if name not in absent]
     with_spans = sources.exists(f"{head}{SPANS_FILE}{tail}", policy)
-    found = _chosen(head, tail, kept, sizes, with_spans=with_spans)
+    found = _chosen(head, tail, kept, sizes, with_spans=with_spans, whole=not absent)
     if not quoted:
         return found
     urls = [quoted[name][len(head) : len(quoted[name]) - len(tail)] if name in quoted else name for name in kept]

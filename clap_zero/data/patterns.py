@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import TypeVar
 
 import numpy as np
@@ -68,7 +69,12 @@ def natural_sorted(names: Iterable[str]) -> list[str]:
     numbers = _only_numbers(names)
     if numbers is None:
         return sorted(names, key=natural_order)
-    return [names[row] for row in np.argsort(numbers, kind="stable").tolist()]
+    if (np.diff(numbers) > 0).all():
+        return names
+    order = np.argsort(numbers, kind="stable")
+    if (np.diff(numbers[order]) == 0).any():  # 1.tar and 01.tar
+        return sorted(names, key=natural_order)
+    return [names[row] for row in order.tolist()]
 
 
 def _only_numbers(names: Sequence[str]) -> np.ndarray | None:
@@ -81,13 +87,12 @@ def _only_numbers(names: Sequence[str]) -> np.ndarray | None:
     tail = rest[len(rest) - _num_common(rest[::-1], high[len(head) :][::-1]) :].lstrip(_DIGITS)
     end = -len(tail) if tail else None
     middles = [name[len(head) : end] for name in names]
-    if not all(middle.isdigit() and middle.isascii() and len(middle) < 19 for middle in middles):
+    together = "".join(middles)
+    if not (together.isdigit() and together.isascii() and all(map(str.endswith, names, repeat(tail)))):
         return None
-    if not all(name.endswith(tail) for name in names):
+    if not 1 <= min(map(len, middles)) <= max(map(len, middles)) <= 18:
         return None
-    numbers = np.array(middles, dtype=np.int64)
-    # 1.tar and 01.tar: the names decide.
-    return numbers if len(np.unique(numbers)) == len(numbers) else None
+    return np.fromiter(map(int, middles), dtype=np.int64, count=len(middles))
 
 
 T = TypeVar("T")
