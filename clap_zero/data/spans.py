@@ -12,6 +12,9 @@ from __future__ import annotations
 import json
 import os
 import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,6 +28,19 @@ SPAN_TYPE = np.dtype([("offset", "<u8"), ("length", "<u4")])
 _ROW = struct.Struct("<QI")
 _MAX_HEADER_BYTES = 10_000
 _MAX_LENGTH = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class SpansRef:
+    """Where the byte ranges of a shard's samples stand.
+
+    Attributes:
+        path: local path or URL of the split's spans.npy.
+        first_row: row of the shard's first sample.
+    """
+
+    path: str
+    first_row: int
 
 
 class SpansError(Exception):
@@ -132,3 +148,52 @@ def read_row(descriptor: int, start: int, row: int) -> tuple[int, int]:
     """(offset, length) of a row of an open spans.npy whose rows begin at `start`."""
     data = os.pread(descriptor, _ROW.size, start + row * _ROW.size)
     return _ROW.unpack(data) if len(data) == _ROW.size else (0, 0)
+
+
+class SpanTables:
+    """Rows of the spans.npy files that are in use. May be called from several threads.
+
+    Args:
+        open_file: opens a spans.npy, local or remote, and returns its descriptor.
+    """
+
+    def __init__(self, open_file: Callable[[str], int]) -> None:
+        self._open_file = open_file
+        self._lock = threading.Lock()
+        self._tables: dict[str, tuple[int, int, int] | SpansError] = {}
+
+    def row(self, path: str, row: int) -> tuple[int, int]:
+        """(offset, length) of a row.
+
+        Raises:
+            SpansError: the file cannot be used.
+        """
+        with self._lock:
+            if path not in self._tables:
+                self._tables[path] = self._load(path)
+            table = self._tables[path]
+        if isinstance(table, SpansError):
+            raise table
+        descriptor, start, num_rows = table
+        if not 0 <= row < num_rows:
+            raise SpansError(f"has {num_rows} rows, row {row} is needed")
+        return read_row(descriptor, start, row)
+
+    def _load(self, path: str) -> tuple[int, int, int] | SpansError:
+        try:
+            descriptor = self._open_file(path)
+        except (OSError, SpansError) as error:
+            return SpansError(str(error))
+        try:
+            return (descriptor, *read_header(descriptor))
+        except (OSError, SpansError) as error:
+            os.close(descriptor)
+            return SpansError(str(error))
+
+    def close(self) -> None:
+        """Closes all files."""
+        with self._lock:
+            for table in self._tables.values():
+                if not isinstance(table, SpansError):
+                    os.close(table[0])
+            self._tables.clear()

@@ -1,0 +1,130 @@
+"""Remote shards for a reader: samples by range request, whole shards through the cache, both ahead of time.
+
+Imported only where something remote is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from clap_zero.data.cache import ShardCache
+from clap_zero.data.places import ReadPolicy, host, is_remote, local_path
+from clap_zero.data.prefetch import Prefetcher
+from clap_zero.data.remote import Remote
+from clap_zero.data.source_errors import RangeError, SourceError
+from clap_zero.data.spans import SpansError, SpansRef, SpanTables
+
+_FORGIVEN_AFTER_S = 600.0
+_THRASHING = 3
+
+
+class RemoteShards:
+    """Bytes of remote shards.
+
+    A shard that could not be had is not asked for again for ten minutes: its samples fail at once.
+
+    Args:
+        policy: how to read.
+        max_bytes: longest range that is read in one piece.
+
+    Attributes:
+        waited_s: how long callers waited here so far.
+    """
+
+    def __init__(self, policy: ReadPolicy, *, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._remote = Remote(policy)
+        self._cache = ShardCache(self._remote, policy)
+        self._tables = SpanTables(self._open_spans)
+        self._prefetcher = Prefetcher()
+        self._whole_only: set[str] = set()
+        self._failed: dict[str, tuple[str, float]] = {}
+        self.waited_s = 0.0
+
+    def part(self, path: str, spans: SpansRef, sample_id: int) -> bytes | None:
+        """The bytes of a sample's range; None where its members do not stand side by side.
+
+        Raises:
+            SpansError, RangeError: the range cannot be used: read the whole shard.
+            SourceError: the shard cannot be had.
+        """
+        self._check(path)
+        if host(path) in self._whole_only:
+            raise RangeError(whole_only=True)
+        with self._waiting(path):
+            future = self._prefetcher.take((path, sample_id))
+            return self._part(path, spans, sample_id) if future is None else future.result()
+
+    def open(self, path: str) -> tuple[int, str]:
+        """Opens the whole shard: a descriptor, which the caller closes, and its version.
+
+        Raises:
+            SourceError: the shard cannot be had.
+            DataError: the cache cannot take it.
+        """
+        self._check(path)
+        with self._waiting(path):
+            future = self._prefetcher.take((path, None))
+            if future is not None:
+                future.result()
+            return self._cache.open(path)
+
+    def hint(self, path: str, spans: SpansRef | None, sample_id: int) -> None:
+        """Starts to fetch a sample (without spans: its shard) in the background."""
+        if path in self._failed:
+            return
+        if spans is None or host(path) in self._whole_only:
+            self._prefetcher.hint((path, None), lambda: self._load(path))
+        else:
+            self._prefetcher.hint((path, sample_id), lambda: self._part(path, spans, sample_id))
+
+    def is_thrashing(self, path: str) -> bool:
+        """Whether a shard was downloaded again and again, because the cache is too small to keep it."""
+        return self._cache.num_downloads.get(path, 0) >= _THRASHING
+
+    def close(self) -> None:
+        """Ends the background work."""
+        self._prefetcher.close()
+        self._tables.close()
+
+    def _part(self, path: str, spans: SpansRef, sample_id: int) -> bytes | None:
+        offset, length = self._tables.row(spans.path, spans.first_row + sample_id)
+        return self._remote.read(path, offset, length) if 0 < length <= self._max_bytes else None
+
+    def _load(self, path: str) -> None:
+        os.close(self._cache.open(path)[0])
+
+    def _open_spans(self, path: str) -> int:
+        if not is_remote(path):
+            return os.open(local_path(path), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return self._cache.open(path)[0]
+        except SourceError as error:
+            if error.absent:
+                raise SpansError(str(error)) from error
+            raise
+
+    def _check(self, path: str) -> None:
+        reason, until = self._failed.get(path, ("", 0.0))
+        if reason and time.monotonic() < until:
+            raise SourceError(reason, final=True)
+        self._failed.pop(path, None)
+
+    @contextlib.contextmanager
+    def _waiting(self, path: str) -> Iterator[Any]:
+        began = time.monotonic()
+        try:
+            yield
+        except RangeError as error:
+            if error.whole_only:
+                self._whole_only.add(host(path))
+            raise
+        except SourceError as error:
+            self._failed[path] = str(error), time.monotonic() + _FORGIVEN_AFTER_S
+            raise
+        finally:
+            self.waited_s += time.monotonic() - began

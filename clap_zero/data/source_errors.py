@@ -1,0 +1,106 @@
+"""What can go wrong with a source, and what the libraries' errors mean, in words without credentials."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from clap_zero.data.places import hide_secrets, protocol
+from clap_zero.errors import first_line
+
+_ABSENT_STATUS = (404, 410)
+_DENIED_STATUS = (401, 403, 407)
+_RANGE_STATUS = 416
+_TRANSIENT_STATUS = (408, 425, 429)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LOCAL = (*_DISK_FULL, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENFILE)
+_EXTRAS = {"s3": "clap-zero[s3]", "s3a": "clap-zero[s3]"}
+
+
+class SourceError(Exception):
+    """A source does not give what it should; the message is the reason, without the URL.
+
+    Attributes:
+        final: trying again is of no use.
+        absent: there is nothing at this place.
+    """
+
+    def __init__(self, reason: str, *, final: bool = False, absent: bool = False) -> None:
+        super().__init__(reason)
+        self.final, self.absent = final or absent, absent
+
+
+class RangeError(SourceError):
+    """The source has no such part, or gives whole files only (`whole_only`)."""
+
+    def __init__(self, reason: str = "gives whole files only, no parts of them", *, whole_only: bool = False) -> None:
+        super().__init__(reason, final=True)
+        self.whole_only = whole_only
+
+
+class TooLargeError(Exception):
+    """More bytes come than there is room for."""
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Whether a write failed for lack of space."""
+    return error.errno in _DISK_FULL
+
+
+def is_local(error: BaseException) -> bool:
+    """Whether an error is about this machine, not about the source."""
+    return isinstance(error, OSError) and error.errno in _LOCAL
+
+
+def explain(error: BaseException, url: str) -> SourceError:
+    """What an error of fsspec or of one of its file systems means.
+
+    Args:
+        error: the error.
+        url: what was asked for.
+    """
+    status = getattr(error, "status", None)
+    if isinstance(error, FileNotFoundError) and isinstance(getattr(error.__cause__, "status", None), int):
+        # fsspec calls every failure of a HEAD or GET request a missing file.
+        return (
+            explain(error.__cause__, url) if error.__cause__ is not None else SourceError("is not there", absent=True)
+        )
+    if isinstance(status, int):
+        return _explain_status(status, str(getattr(error, "message", "")))
+    if isinstance(error, FileNotFoundError):
+        if error.__cause__ is not None and not isinstance(error.__cause__, FileNotFoundError | OSError):
+            return explain(error.__cause__, url)
+        return SourceError("is not there", absent=True)
+    words = hide_secrets(first_line(error))
+    if isinstance(error, ImportError):
+        package = _EXTRAS.get(protocol(url))
+        return SourceError(
+            f"needs a package that is not installed: pip install '{package}'" if package else words, final=True
+        )
+    if isinstance(error, PermissionError) or type(error).__name__ == "NoCredentialsError":
+        return SourceError(_denied(words), final=True)
+    if isinstance(error, TimeoutError):
+        return SourceError("stalled: nothing came for the time of data.remote_timeout_s")
+    return SourceError(words, final=isinstance(error, ValueError | NotImplementedError | IsADirectoryError))
+
+
+def _explain_status(status: int, message: str) -> SourceError:
+    words = f"the server answers {status} {message}".rstrip()
+    if status in _ABSENT_STATUS:
+        return SourceError(f"is not there ({status})", absent=True)
+    if status in _DENIED_STATUS:
+        return SourceError(_denied(words), final=True)
+    if status == _RANGE_STATUS:
+        return RangeError("has no such part")
+    return SourceError(words, final=400 <= status < 500 and status not in _TRANSIENT_STATUS)
+
+
+def _denied(words: str) -> str:
+    return f"access is denied ({words}): give this machine credentials, or check the ones that it has"
+
+
+def free_bytes(directory: Path) -> int:
+    """Free space of the file system that holds `directory`."""
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
