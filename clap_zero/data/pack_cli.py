@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 from clap_zero.data.pack import PackOptions, PackReport, pack
+from clap_zero.data.pack_join import join
+from clap_zero.data.pack_keys import Part
 from clap_zero.data.pack_sources import Columns
 from clap_zero.errors import ConfigError
 
@@ -17,6 +19,7 @@ def add_pack_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--manifest", type=Path, metavar="FILE", help="CSV, TSV or JSONL table, a row for each clip")
     source.add_argument("--folder", type=Path, metavar="DIR", help="folder of audio with a .txt or .json beside each")
     source.add_argument("--dataset", metavar="NAME_OR_DIR", help="Hugging Face dataset: a name or a local directory")
+    source.add_argument("--join", action="store_true", help="make one set of shards of the parts that lie in --out")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="gets a directory of shards per split")
     columns = parser.add_argument_group("columns")
     columns.add_argument("--audio-column", metavar="NAME", help="column of the audio file (default: the usual names)")
@@ -46,6 +49,16 @@ def add_pack_arguments(parser: argparse.ArgumentParser) -> None:
     columns.add_argument("--caption-key", default="text", help="key of the captions in a folder's .json (%(default)s)")
     parser.add_argument("--audio-root", type=Path, metavar="DIR", help="start of a manifest's relative paths")
     parser.add_argument("--dataset-config", metavar="NAME", help="configuration of the dataset")
+    parser.add_argument(
+        "--store",
+        choices=("flac", "logmel"),
+        default="flac",
+        help="what is stored: FLAC, or the log-mel, for training without decoding (%(default)s)",
+    )
+    parser.add_argument(
+        "--truncation", choices=("fusion", "rand_trunc"), help="the kind of model that --store logmel is made for"
+    )
+    parser.add_argument("--part", metavar="I/N", help="pack part I of N by itself, on any machine; then --join")
     parser.add_argument("--shard-size", type=int, default=512, metavar="PAIRS", help="pairs in a tar (%(default)s)")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default: the cores of this machine)")
     parser.add_argument(
@@ -88,6 +101,9 @@ def options_from_args(args: argparse.Namespace) -> PackOptions:
         ),
         audio_root=args.audio_root,
         caption_key=args.caption_key,
+        store=args.store,
+        truncation=args.truncation,
+        part=None if args.part is None else Part.parse(args.part),
         shard_size=args.shard_size,
         workers=len(os.sched_getaffinity(0)) if args.workers is None else args.workers,
         max_seconds=args.max_seconds,
@@ -98,11 +114,11 @@ def options_from_args(args: argparse.Namespace) -> PackOptions:
 
 
 def pack_from_args(args: argparse.Namespace) -> PackReport:
-    """Packs, and prints the report.
+    """Packs or joins, and prints the report.
 
     Raises:
-        ClapZeroError: see `clap_zero.data.pack.pack`.
+        ClapZeroError: see `clap_zero.data.pack.pack` and `clap_zero.data.pack_join.join`.
     """
-    report = pack(options_from_args(args))
+    report = join(args.out, overwrite=args.overwrite) if args.join else pack(options_from_args(args))
     print("\n".join(report.lines()), flush=True)
     return report

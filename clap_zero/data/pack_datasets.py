@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clap_zero.data.pack_sources import Columns, Item, Source, from_manifest, resolve_columns, row_to_item
-from clap_zero.data.shards import AUDIO_SUFFIXES
+from clap_zero.data.members import AUDIO_SUFFIXES
+from clap_zero.data.pack_items import Item, Source
+from clap_zero.data.pack_sources import Columns, from_manifest, place_of_row, resolve_columns, row_to_item
 from clap_zero.errors import DataError
 
+_BATCH = 1000
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
@@ -35,7 +37,12 @@ def from_dataset(name: str, columns: Columns, *, config: str | None = None) -> S
     total = sum(len(split) for split in splits.values())
     # Each split by itself: one may have a column more, or its captions under another name.
     by_split = {split_name: _columns(columns, split, name) for split_name, split in splits.items()}
-    return Source(_rows(splits, by_split, name), total, total)
+    return Source(
+        total,
+        lambda: _names(splits, by_split),
+        lambda share: _rows(splits, by_split, share, place=name),
+        total,
+    )
 
 
 def _load(name: str, directory: Path, config: str | None, default_split: str) -> Mapping[str, Any]:
@@ -60,7 +67,8 @@ def _columns(columns: Columns, split: Any, name: str) -> Columns:
     return resolve_columns(columns, split.column_names, name)
 
 
-def _rows(splits: Mapping[str, Any], by_split: Mapping[str, Columns], name: str) -> Iterator[Item]:
+def _prepared(splits: Mapping[str, Any], by_split: Mapping[str, Columns]) -> Iterator[tuple[str, Any, Columns]]:
+    """(name, split whose audio stays undecoded, its columns) of all splits, in their order."""
     import datasets
 
     for split_name, split in splits.items():
@@ -68,26 +76,71 @@ def _rows(splits: Mapping[str, Any], by_split: Mapping[str, Columns], name: str)
         here = replace(columns, default_split=columns.split_map.get(split_name, split_name))
         if isinstance(split.features[columns.audio], datasets.Audio):
             split = split.cast_column(columns.audio, datasets.Audio(decode=False))
-        labels = {key: f for key, f in split.features.items() if isinstance(f, datasets.ClassLabel)}
-        for number, row in enumerate(split):
-            for key, feature in labels.items():
-                known = row[key] is not None and row[key] >= 0
-                row[key] = feature.int2str(row[key]) if known else None
-            yield _item(row, here, where=f"{split_name} row {number}", place=name)
+        yield split_name, split, here
+
+
+def _names(splits: Mapping[str, Any], by_split: Mapping[str, Columns]) -> Iterator[tuple[str, str]]:
+    """(split, name) of every row, from the few columns that say it: no audio is read."""
+    for split_name, split, columns in _prepared(splits, by_split):
+        audio = columns.audio
+        wanted = {audio, columns.split} - {None}
+        light = split.select_columns([name for name in split.column_names if name in wanted]).flatten()
+        if f"{audio}.bytes" in light.column_names:
+            light = light.remove_columns(f"{audio}.bytes")
+        has_paths = audio in light.column_names
+        labels, number = _labels(light), 0
+        for batch in light.iter(_BATCH):
+            for cells in zip(*batch.values(), strict=True):
+                row = dict(zip(batch, cells, strict=True))
+                _name_labels(row, labels)
+                where = f"{split_name} row {number}"
+                number += 1
+                if not has_paths or not isinstance(row[audio], str):
+                    row[audio] = _shown(row.get(f"{audio}.path"), where)
+                yield place_of_row(row, columns, where=where)
+
+
+def _rows(splits: Mapping[str, Any], by_split: Mapping[str, Columns], share: range, *, place: str) -> Iterator[Item]:
+    first = 0
+    for split_name, split, columns in _prepared(splits, by_split):
+        inside = range(max(share.start - first, 0), min(share.stop - first, len(split)))
+        first += len(split)
+        if not inside:
+            continue
+        labels = _labels(split)
+        for number, row in zip(inside, split.select(inside), strict=True):
+            _name_labels(row, labels)
+            yield _item(row, columns, where=f"{split_name} row {number}", place=place)
+
+
+def _labels(split: Any) -> dict[str, Any]:
+    import datasets
+
+    return {key: feature for key, feature in split.features.items() if isinstance(feature, datasets.ClassLabel)}
+
+
+def _name_labels(row: dict[str, Any], labels: Mapping[str, Any]) -> None:
+    """Puts the names of classes in the place of their numbers."""
+    for key, feature in labels.items():
+        row[key] = feature.int2str(row[key]) if row[key] is not None and row[key] >= 0 else None
+
+
+def _shown(path: str | None, where: str) -> str:
+    """How the user knows audio that comes with its bytes."""
+    return Path(path or "").name or where.replace(" ", "-")
 
 
 def _item(row: dict[str, Any], columns: Columns, *, where: str, place: str) -> Item:
     assert columns.audio is not None
     audio = row[columns.audio]
-    if not isinstance(audio, dict):  # a column of paths
+    if isinstance(audio, str):  # a column of paths
         item = row_to_item(row, columns, where=where)
-        found = Path(place) / str(audio) if Path(place).is_dir() else Path(str(audio))
-        return replace(item, path=str(found)) if isinstance(audio, str) else item
-    data, path = audio.get("bytes"), audio.get("path") or ""
+        return replace(item, path=str(Path(place) / audio if Path(place).is_dir() else Path(audio)))
+    data, path = (audio.get("bytes"), audio.get("path")) if isinstance(audio, dict) else (None, None)
+    item = row_to_item({**row, columns.audio: _shown(path, where)}, columns, where=where)
     if data is None and not path:
-        return row_to_item({**row, columns.audio: None}, columns, where=where)
-    item = row_to_item({**row, columns.audio: Path(path).name or where.replace(" ", "-")}, columns, where=where)
-    return replace(item, audio=data, path="" if data is not None else path)
+        return replace(item, reason=item.reason or f"{where} names no audio")
+    return replace(item, audio=data, path="" if data is not None else str(path))
 
 
 def _own_table(directory: Path) -> Path | None:

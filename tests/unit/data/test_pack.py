@@ -5,7 +5,6 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
@@ -20,6 +19,7 @@ from clap_zero.audio.clips import FeatureConfig
 from clap_zero.data.index import load_index
 from clap_zero.data.loader import LoaderPlan, train_batches
 from clap_zero.data.pack import PackOptions, pack
+from clap_zero.data.pack_scratch import scratch_name
 from clap_zero.data.pack_sources import Columns
 from clap_zero.errors import ConfigError, DataError
 from tests.unit.data.shard_files import audio_bytes
@@ -220,7 +220,9 @@ def test_shards_have_the_size_and_the_order_does_not_depend_on_workers(tmp_path)
         out = tmp_path / f"out{workers}"
         pack(options(tmp_path, manifest=manifest, shard_size=4, workers=workers, out=out))
     files = [sorted(p.name for p in (tmp_path / f"out{w}" / "train").iterdir()) for w in (1, 3)]
-    assert files[0] == files[1] == ["0.tar", "1.tar", "2.tar", "index.json", "rejected.jsonl", "sizes.json"]
+    assert (
+        files[0] == files[1] == ["0.tar", "1.tar", "2.tar", "index.json", "rejected.jsonl", "sizes.json", "spans.npy"]
+    )
     for name in files[0]:
         assert (tmp_path / "out1" / "train" / name).read_bytes() == (tmp_path / "out3" / "train" / name).read_bytes()
     assert json.loads((tmp_path / "out1" / "train" / "sizes.json").read_text()) == {"0.tar": 4, "1.tar": 4, "2.tar": 2}
@@ -244,7 +246,7 @@ def test_a_split_that_was_taken_away_comes_back(tmp_path, monkeypatch, how):
     pack(options(tmp_path, manifest=manifest))
     before = (tmp_path / "out" / "train" / "0.tar").read_bytes()
     if how == "killed":
-        scratch = tmp_path / "out" / f".packing-{socket.gethostname()}-{2**22 + 1}"
+        scratch = tmp_path / "out" / scratch_name(2**22 + 1)
         scratch.mkdir()
         (tmp_path / "out" / "train").rename(scratch / "train.old")
         with pytest.raises(DataError, match="there already"):
@@ -259,7 +261,7 @@ def test_a_split_that_was_taken_away_comes_back(tmp_path, monkeypatch, how):
             return original(self, target)
 
         monkeypatch.setattr(Path, "rename", rename)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(DataError, match="No space.*nothing that was there is lost"):
             pack(options(tmp_path, manifest=manifest, overwrite=True))
     assert (tmp_path / "out" / "train" / "0.tar").read_bytes() == before
     assert not list((tmp_path / "out").glob(".packing-*"))

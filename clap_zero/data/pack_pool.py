@@ -1,0 +1,164 @@
+"""Encodes items in many processes with the order kept.
+
+The parent reads no audio and writes what comes back. A stretch of long clips keeps no process waiting: many items are
+handed out ahead, as long as what lies in memory for it stays bounded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+
+from clap_zero.data.pack_encoding import Encoded, Encoding
+from clap_zero.data.pack_items import Item
+from clap_zero.data.processes import forkserver_context, init_worker, starting_workers
+from clap_zero.errors import DataError
+
+_AHEAD = 32
+"""Items for each worker."""
+_AHEAD_BYTES = 1 << 29
+_MAX_DEATHS = 20
+
+
+def encode_all(items: Iterable[Item], encoding: Encoding, *, workers: int) -> Iterator[Encoded]:
+    """Encodes items in their order; the result does not depend on `workers`.
+
+    An item whose worker dies is tried once more with a process for itself, and rejected if that dies, too.
+
+    Args:
+        items: read lazily.
+        encoding: how they are stored.
+        workers: processes; 0 or 1 works in this one.
+
+    Raises:
+        DataError: workers die again and again.
+    """
+    if workers <= 1:
+        from clap_zero.data.pack_audio import encode  # heavy, and of no use to a parent of workers
+
+        yield from (encode(item, encoding) for item in items)
+        return
+    pool = _Pool(encoding, workers)
+    try:
+        for item in items:
+            pool.submit(item)
+            while pool.is_full():
+                yield pool.take()
+        while pool.pending:
+            yield pool.take()
+    finally:
+        pool.close()
+
+
+@dataclass
+class _Task:
+    item: Item
+    future: Future[Encoded]
+    size_bytes: int = 0
+
+
+class _Pool:
+    """Workers, and the items that they work on."""
+
+    def __init__(self, encoding: Encoding, workers: int) -> None:
+        self._encoding = encoding
+        self._workers = workers
+        self._executor = self._start(workers)
+        self._deaths = 0
+        self.pending: deque[_Task] = deque()
+
+    @staticmethod
+    def _start(workers: int) -> ProcessPoolExecutor:
+        context = forkserver_context("clap_zero.data.pack_audio")
+        return ProcessPoolExecutor(workers, mp_context=context, initializer=init_worker, initargs=(os.getpid(),))
+
+    def submit(self, item: Item) -> None:
+        """Hands out an item."""
+        self.pending.append(_Task(item, self._send(self._executor, item)))
+
+    def _send(self, executor: ProcessPoolExecutor, item: Item) -> Future[Encoded]:
+        with starting_workers():
+            try:
+                return executor.submit(_work, item, self._encoding)
+            except BrokenProcessPool as error:  # noticed between two items: as if this one had been under way
+                future: Future[Encoded] = Future()
+                future.set_exception(error)
+                return future
+
+    def is_full(self) -> bool:
+        """Whether results have to be taken before more is handed out."""
+        held = 0
+        for task in self.pending:
+            if task.size_bytes == 0:
+                task.size_bytes = _held_bytes(task)
+            held += task.size_bytes
+        return len(self.pending) >= _AHEAD * self._workers or held > _AHEAD_BYTES
+
+    def take(self) -> Encoded:
+        """The result of the first item that is handed out and not taken."""
+        try:
+            return self._result()
+        except BrokenProcessPool:
+            self._find_the_deadly()
+        return self._result()
+
+    def _result(self) -> Encoded:
+        result = self.pending[0].future.result()
+        self.pending.popleft()
+        return result
+
+    def _find_the_deadly(self) -> None:
+        """Encodes the items that were under way when a worker died one by one, and the rest with new workers."""
+        self.close()
+        lost = [task for task in self.pending if not _is_done(task.future)]
+        # A worker has one item, and the executor keeps another one ready.
+        for task in lost[: 2 * self._workers + 1]:
+            task.future = self._alone(task.item)
+        self._executor = self._start(self._workers)
+        for task in lost[2 * self._workers + 1 :]:
+            task.future = self._send(self._executor, task.item)
+
+    def _alone(self, item: Item) -> Future[Encoded]:
+        executor = self._start(1)
+        try:
+            future = self._send(executor, item)
+            future.exception()  # waits
+        finally:
+            executor.shutdown(wait=True)
+        if not isinstance(future.exception(), BrokenProcessPool):
+            return future
+        self._deaths += 1
+        if self._deaths > _MAX_DEATHS:
+            raise DataError(
+                f"{self._deaths} packing processes died, the latest with {item.name} (killed, or out of memory): "
+                "use fewer --workers, or a lower --max-seconds"
+            )
+        rejected: Future[Encoded] = Future()
+        rejected.set_result(Encoded(item.without_bytes(), reason="the process that decoded it died"))
+        return rejected
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _work(item: Item, encoding: Encoding) -> Encoded:
+    """What runs in a worker. The parent imports only this module, which takes a tenth of the time."""
+    from clap_zero.data.pack_audio import encode
+
+    return encode(item, encoding)
+
+
+def _is_done(future: Future[Encoded]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
+def _held_bytes(task: _Task) -> int:
+    """What a finished item holds in memory, or one with its file that is still to be done; 0: not known yet."""
+    if _is_done(task.future):
+        return max(1, len(task.future.result().data or b""))
+    return len(task.item.audio or b"")
