@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from clap_zero.data.sources import ReadPolicy
+from clap_zero.data.remote_arguments import add_remote_arguments, read_policy
 from clap_zero.errors import ConfigError
 
 
@@ -21,6 +21,7 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default: the cores of this machine)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all findings and the sums there, too")
     parser.add_argument("--rewrite-index", action="store_true", help="replace sizes.json, index.json and spans.npy")
+    parser.add_argument("--index-out", type=Path, metavar="DIR", help="where the indexes of remote directories go")
     parser.add_argument("--no-index", action="store_true", help="write no index, not even where there is none")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
     same = parser.add_argument_group("as training would (the defaults are those of the run config)")
@@ -47,19 +48,7 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     same.add_argument(
         "--blacklist", action="append", default=[], metavar="FILE", help="keys to leave out; may be repeated"
     )
-    remote = parser.add_argument_group("remote shards")
-    remote.add_argument("--cache-dir", metavar="DIR", help="where shards are kept (default: ~/.cache/clap_zero/shards)")
-    remote.add_argument(
-        "--cache-bytes", type=int, default=ReadPolicy.cache_bytes, metavar="N", help="its size (%(default)s)"
-    )
-    remote.add_argument(
-        "--timeout-s", type=float, default=ReadPolicy.timeout_s, metavar="S", help="a source stalls after (%(default)s)"
-    )
-    remote.add_argument(
-        "--retries", type=int, default=ReadPolicy.retries, metavar="N", help="tries again (%(default)s)"
-    )
-    remote.add_argument("--missing-shards", choices=("stop", "skip"), default="stop", help="(default: %(default)s)")
-    remote.add_argument("--allow-pipe", action="store_true", help="let SHARDS of the form pipe:COMMAND be run")
+    add_remote_arguments(parser)
 
 
 def check_from_args(args: argparse.Namespace) -> int:
@@ -91,17 +80,11 @@ def check_from_args(args: argparse.Namespace) -> int:
         max_caption_tokens=args.max_caption_tokens,
         max_bad_fraction=args.max_bad_fraction,
         blacklist=tuple(args.blacklist),
-        policy=ReadPolicy(
-            cache_dir=args.cache_dir,
-            cache_bytes=args.cache_bytes,
-            timeout_s=args.timeout_s,
-            retries=args.retries,
-            allow_pipe=args.allow_pipe,
-            missing=args.missing_shards,
-        ),
+        policy=read_policy(args),
         json_path=args.json,
         write_index=not args.no_index,
         rewrite_index=args.rewrite_index,
+        index_out=args.index_out,
         progress=not args.no_progress,
     )
     report = check(options)

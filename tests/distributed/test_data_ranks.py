@@ -42,8 +42,10 @@ def evaluate(split: str, workers: int):
     return sorted(itertools.chain(*found))
 
 
-@pytest.mark.parametrize(("sizes", "micro", "accumulation"), [([64], 8, 2), ([40, 64], 8, 1), ([5, 0, 3, 9], 3, 1)])
-def test_shards_fewer_than_ranks_times_workers(tmp_path, sizes, micro, accumulation):
+@pytest.mark.parametrize(
+    ("sizes", "micro", "accumulation"), [([64], 8, 2), ([7, 5, 4], 2, 1), ([40, 64], 8, 1), ([5, 0, 3, 9], 3, 1)]
+)
+def test_s09_shards_fewer_than_ranks_times_workers(tmp_path, sizes, micro, accumulation):
     split = str(write_split(tmp_path / "train", sizes))
     results = run_distributed(train_epoch, 2, split, micro, accumulation, 2)
     assert results[0] == results[1]
@@ -61,6 +63,6 @@ def test_a_bad_sample_on_one_rank_only(tmp_path):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_seven_clips_are_counted_once_on_any_number_of_ranks(tmp_path, world_size):
+def test_s09_seven_clips_are_counted_once_on_any_number_of_ranks(tmp_path, world_size):
     split = str(write_split(tmp_path / "test", [4, 3]))
     assert run_distributed(evaluate, world_size, split, 1) == [list(range(7))] * world_size

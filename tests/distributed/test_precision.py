@@ -100,7 +100,7 @@ def test_four_ranks(stage: int, precision: str, at_the_cap: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_nothing_but_silence(precision: str, at_the_cap: Path) -> None:
+def test_a11_nothing_but_silence(precision: str, at_the_cap: Path) -> None:
     """Embeddings are exactly 0 and fp16 gradients overflow: a skipped step, not ruined weights."""
     for result in run_distributed(train, 2, 2, precision, at_the_cap, True):
         assert result["finite"] and all(torch.isfinite(torch.tensor(result["losses"])))

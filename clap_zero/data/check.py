@@ -1,0 +1,165 @@
+"""Reads shards as training would, before training does, and says what it would meet.
+
+Every sample goes through the stages of the loader: bytes, decoding, captions, tokens. What cannot be used is printed
+with shard, key and reason, and summed by reason; then the rule of the loader says whether training would end over it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tqdm import tqdm
+
+from clap_zero.audio.clips import FeatureConfig
+from clap_zero.data.batch import LoaderPlan
+from clap_zero.data.blacklist import Blacklist
+from clap_zero.data.captions import CaptionRule
+from clap_zero.data.check_index import IndexFiles
+from clap_zero.data.check_pool import read_all
+from clap_zero.data.check_report import CheckReport, FindingsFile
+from clap_zero.data.check_worker import Bad, Blacklisted, Done, Good, Message, Note, Opened, Task, Unpaired
+from clap_zero.data.index import ShardIndex, load_index
+from clap_zero.data.skips import bad_limit
+from clap_zero.data.sources import ReadPolicy
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """What to check, and how training would read it.
+
+    Attributes:
+        shards: split directories, tars or brace patterns.
+        workers: processes.
+        rule: how captions are made.
+        truncation: kind of model; a stored log-mel has to fit it.
+        max_seconds: longest part of a clip that is decoded, in seconds.
+        max_caption_tokens: longest caption, special tokens included.
+        max_bad_fraction: part of an epoch that may be unusable.
+        blacklist: files with keys that are left out.
+        policy: how remote shards are read.
+        json_path: file for all findings and the sums.
+        write_index: write sizes.json, index.json and spans.npy where they are missing.
+        rewrite_index: write them where they are, too.
+        index_out: where the indexes of remote directories go, to be copied there.
+        progress: show a bar on a terminal.
+    """
+
+    shards: tuple[str, ...]
+    workers: int = 1
+    rule: CaptionRule = field(default_factory=CaptionRule)
+    truncation: Literal["fusion", "rand_trunc"] = "fusion"
+    max_seconds: float = 60.0
+    max_caption_tokens: int = 77
+    max_bad_fraction: float = 0.05
+    blacklist: tuple[str, ...] = ()
+    policy: ReadPolicy = field(default_factory=ReadPolicy)
+    json_path: Path | None = None
+    write_index: bool = True
+    rewrite_index: bool = False
+    index_out: Path | None = None
+    progress: bool = True
+
+    def plan(self) -> LoaderPlan:
+        """The loader's plan of one rank that reads everything."""
+        return LoaderPlan(
+            rank=0,
+            world_size=1,
+            micro_batch=1,
+            features=FeatureConfig(self.truncation),
+            max_caption_tokens=self.max_caption_tokens,
+            max_seconds=self.max_seconds,
+            max_bad_fraction=self.max_bad_fraction,
+            policy=self.policy,
+            blacklist=self.blacklist,
+        )
+
+
+def check(options: CheckOptions) -> CheckReport:
+    """Reads all samples in processes, prints every finding, writes indexes that are missing.
+
+    Args:
+        options: what to check.
+
+    Returns:
+        The sums.
+
+    Raises:
+        DataError: the shards cannot be found, or hold nothing.
+        ConfigError: a file cannot be written, or a setting is out of range.
+        LaunchError: the processes do not start.
+    """
+    begun_s = time.monotonic()
+    plan, blacklist = options.plan(), Blacklist.read(options.blacklist)
+    index = load_index(options.shards, policy=options.policy, caption_key=options.rule.caption_key)
+    files = IndexFiles(index, write=options.write_index, rewrite=options.rewrite_index, out=options.index_out)
+    report = CheckReport(num_shards=index.num_shards)
+    findings = FindingsFile(options.json_path)
+    show = options.progress and sys.stderr.isatty()
+    with tqdm(total=index.num_stored, unit="samples", disable=not show, smoothing=0.05) as bar:
+        tally = _Tally(report, findings, files, bar)
+        tasks = _tasks(index, options)
+        for task, message in read_all(tasks, plan=plan, blacklist=blacklist, workers=options.workers):
+            tally.take(task, message)
+    num = report.num_samples = report.num_good + report.num_bad + report.num_blacklisted
+    report.max_bad = bad_limit(num, num_samples=num, world_size=1, max_bad_fraction=options.max_bad_fraction)
+    report.index_lines = files.close()
+    report.elapsed_s = time.monotonic() - begun_s
+    findings.close(report)
+    return report
+
+
+def _tasks(index: ShardIndex, options: CheckOptions) -> Iterator[Task]:
+    for number in range(index.num_shards):
+        yield Task(number, index.shard(number), options.rule, recount=options.rewrite_index)
+
+
+class _Tally:
+    """Takes what the processes say: prints, counts, and hands on what the indexes need."""
+
+    def __init__(self, report: CheckReport, findings: FindingsFile, files: IndexFiles, bar: tqdm) -> None:
+        self._report, self._findings, self._files, self._bar = report, findings, files, bar
+
+    def take(self, task: Task, message: Message) -> None:
+        """Counts one message about a shard."""
+        report = self._report
+        if isinstance(message, Opened):
+            self._files.add(task.number, message)
+        elif isinstance(message, Good):
+            report.num_good += 1
+            report.num_truncated += message.num_truncated
+            report.duration_s += message.duration_s
+            self._files.add_duration(task.number, message.duration_s)
+            self._bar.update()
+        elif isinstance(message, Bad):
+            report.count_bad(message.reason)
+            if message.fatal:
+                report.count_fatal(f"{message.key}: {message.reason}")
+            self._say("fatal" if message.fatal else "unusable", message.key, message.reason)
+            self._bar.update()
+        elif isinstance(message, Blacklisted):
+            report.num_blacklisted += 1
+            self._bar.update()
+        elif isinstance(message, Unpaired):
+            report.num_unpaired += 1
+            self._say("unpaired", message.key, message.reason)
+        elif isinstance(message, Note):
+            report.num_notes += 1
+            where, _, what = message.text.partition(": ")
+            self._say("note", where if what else "", what or where)
+        elif isinstance(message, Done) and message.fault is not None:
+            report.count_bad(message.fault, message.num_left)
+            report.count_fatal(f"{task.shard.key_prefix}: {message.fault}")
+            self._say("fatal", task.shard.key_prefix, f"{message.fault} ({message.num_left} samples)")
+            self._bar.update(message.num_left)
+
+    def _say(self, kind: str, where: str, what: str) -> None:
+        self._findings.add({"kind": kind, "where": where, "what": what})
+        prefix = f"{where}: " if where else ""
+        # Keys can hold bytes that are no UTF-8, which print() refuses.
+        line = f"{prefix}{what}".encode("utf-8", "backslashreplace").decode()
+        self._bar.write(f"{kind}: {line}", file=sys.stdout)

@@ -1,0 +1,156 @@
+"""The sums of `clap-zero check`, and whether training would end over what was found."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from clap_zero.data.skips import reason_kind
+from clap_zero.errors import ConfigError, DataError
+
+_REASONS_KEPT = 500
+_FATAL_KEPT = 5
+
+
+@dataclass
+class CheckReport:
+    """The sums of a check.
+
+    Attributes:
+        num_shards: shards of the index.
+        num_samples: samples of the count of record.
+        max_bad: most unusable samples that training passes over in an epoch.
+        num_good: samples that training can use.
+        num_bad: samples that it has to skip.
+        num_blacklisted: samples that the blacklist names; training leaves them out, and they count against nothing.
+        num_unpaired: keys behind the count that lack audio or caption.
+        num_notes: what is wrong and loses nothing, such as a file of which the readable part is used.
+        num_truncated: captions that are cut.
+        duration_s: seconds of sound decoded.
+        reasons: how many samples were bad for which kind of reason.
+        fatal: the first few that end training by themselves: sources that cannot be read, samples that kill a process.
+        num_fatal: how many of those.
+        index_lines: which index files were written, or why not.
+        elapsed_s: seconds that the check took.
+    """
+
+    num_shards: int = 0
+    num_samples: int = 0
+    max_bad: float = 0.0
+    num_good: int = 0
+    num_bad: int = 0
+    num_blacklisted: int = 0
+    num_unpaired: int = 0
+    num_notes: int = 0
+    num_truncated: int = 0
+    duration_s: float = 0.0
+    reasons: Counter[str] = field(default_factory=Counter)
+    fatal: list[str] = field(default_factory=list)
+    num_fatal: int = 0
+    index_lines: list[str] = field(default_factory=list)
+    elapsed_s: float = 0.0
+
+    def count_bad(self, reason: str, number: int = 1) -> None:
+        """Counts samples that cannot be used."""
+        self.num_bad += number
+        kind = reason_kind(reason)
+        self.reasons[kind if kind in self.reasons or len(self.reasons) < _REASONS_KEPT else "other reasons"] += number
+
+    def count_fatal(self, what: str) -> None:
+        """Notes what ends training by itself."""
+        self.num_fatal += 1
+        if len(self.fatal) < _FATAL_KEPT:
+            self.fatal.append(what)
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why training on these shards would end early; None where it would not.
+
+        The rule is the loader's, for one rank that has read a whole epoch.
+        """
+        if self.fatal:
+            return f"{self.num_fatal} faults end it by themselves, the first: {self.fatal[0]}"
+        if self.num_good == 0:
+            return f"0 usable of {self.num_samples} samples{self._commonest()}"
+        if self.num_bad > self.max_bad:
+            return (
+                f"{self.num_bad} of {self.num_samples} samples are unusable, data.max_bad_fraction lets "
+                f"{int(self.max_bad)} pass{self._commonest()}"
+            )
+        return None
+
+    def raise_if_stopped(self) -> None:
+        """Raises where training would stop.
+
+        Raises:
+            DataError: it would.
+        """
+        if self.stop_reason is not None:
+            raise DataError(f"training on these shards would stop: {self.stop_reason}")
+
+    def lines(self) -> list[str]:
+        """The sums, for people."""
+        share = 100 * self.num_bad / max(1, self.num_samples)
+        lines = [
+            f"checked {self.num_samples:,} samples in {self.num_shards:,} shards in {self.elapsed_s:.1f} s: "
+            f"{self.num_good:,} usable ({self.duration_s / 3600:.2f} h), {self.num_bad:,} unusable ({share:.2f} %)"
+        ]
+        lines += [f"{number:10,}  {reason}" for reason, number in self.reasons.most_common()]
+        others = {
+            "samples that the blacklist names": self.num_blacklisted,
+            "keys without audio or caption, not counted as samples": self.num_unpaired,
+            "notes on what is damaged and loses nothing": self.num_notes,
+            "captions that are cut to data.max_caption_tokens": self.num_truncated,
+        }
+        lines += [f"{number:10,}  {what}" for what, number in others.items() if number]
+        lines += self.index_lines
+        if self.stop_reason is None:
+            lines.append(
+                f"training would go on: up to {int(self.max_bad):,} unusable samples of an epoch are passed over"
+            )
+        return lines
+
+    def _commonest(self) -> str:
+        if not self.reasons:
+            return ""
+        common = "; ".join(f"{reason} ({number})" for reason, number in self.reasons.most_common(3))
+        return f"; the commonest reasons: {common}"
+
+
+class FindingsFile:
+    """Writes the findings of a check as one JSON document while they come: {"findings": [...], "sums": {...}}.
+
+    Args:
+        path: the file; None writes nothing.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._file: TextIO | None = None
+        self._separator = "\n"
+        if path is not None:
+            try:
+                self._file = path.open("w", encoding="utf-8")
+            except OSError as error:
+                raise ConfigError(f"--json {path} cannot be written: {error.strerror or error}") from error
+            self._file.write('{"findings": [')
+
+    def add(self, finding: Mapping[str, str]) -> None:
+        """Writes one finding."""
+        if self._file is not None:
+            # ASCII only: a key can hold bytes that are no UTF-8.
+            self._file.write(self._separator + json.dumps(finding, ensure_ascii=True))
+            self._separator = ",\n"
+
+    def close(self, report: CheckReport) -> None:
+        """Writes the sums and ends the document."""
+        if self._file is not None:
+            sums = {**vars(report), "stop_reason": report.stop_reason}
+            self._file.write(f'\n],\n"sums": {json.dumps(sums, ensure_ascii=True)}}}\n')
+            self._file.close()

@@ -1,0 +1,225 @@
+"""A process of `clap-zero check`: reads each sample of a shard as training would, and says what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+
+from clap_zero.audio.decode import AudioError
+from clap_zero.data.batch import LoaderPlan
+from clap_zero.data.blacklist import Blacklist
+from clap_zero.data.captions import CaptionRule
+from clap_zero.data.pipeline import ChooseCaptions, DecodeClip, Tokenise
+from clap_zero.data.processes import init_worker
+from clap_zero.data.shards import BadSampleError, Shard, ShardContents, ShardReader
+from clap_zero.data.slots import Sample
+from clap_zero.data.sources import is_remote, local_path
+from clap_zero.data.spans import contents_rows
+from clap_zero.errors import DataError
+
+_PREFETCH = 8
+"""Samples of a remote shard that are asked for ahead."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A shard to read.
+
+    Attributes:
+        number: its number in the index.
+        shard: the shard.
+        rule: how captions are made.
+        first: sample to begin with.
+        recount: read the pairs that are there instead of those of the count of record.
+    """
+
+    number: int
+    shard: Shard
+    rule: CaptionRule
+    first: int = 0
+    recount: bool = False
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The process has started and takes tasks."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The headers of a shard were read.
+
+    Attributes:
+        num_pairs: complete pairs.
+        size_bytes: size of the tar; 0 where it is remote.
+        spans: byte ranges of the pairs, rows of spans.npy.
+    """
+
+    num_pairs: int
+    size_bytes: int
+    spans: np.ndarray
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The next sample is being read: if the process dies now, it was this one."""
+
+    sample_id: int
+    key: str
+
+
+@dataclass(frozen=True)
+class Good:
+    """A sample that training can use.
+
+    Attributes:
+        duration_s: seconds of sound that were decoded.
+        num_truncated: captions that are longer than the model takes.
+    """
+
+    duration_s: float
+    num_truncated: int
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A sample that training has to skip.
+
+    Attributes:
+        key: `shard::basename`.
+        reason: why.
+        fatal: training does not skip it, it ends.
+    """
+
+    key: str
+    reason: str
+    fatal: bool = False
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something wrong that loses no sample of the count of record; begins with the path or the key."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """The shard is read to its end. A `fault` ended it early, and ends training."""
+
+    fault: str | None = None
+    num_left: int = 0
+
+
+@dataclass(frozen=True)
+class Unpaired:
+    """A key behind the count of record that lacks its audio or its caption: training never reads it."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Blacklisted:
+    """A sample that training leaves out because the user asked for it."""
+
+
+Message = Ready | Opened | Reading | Good | Bad | Blacklisted | Note | Unpaired | Done
+
+
+def run_worker(connection: Connection, parent_pid: int, plan: LoaderPlan, blacklist: Blacklist) -> None:
+    """Takes tasks until None comes, and answers each with messages that end with Done.
+
+    Args:
+        connection: to the parent.
+        parent_pid: the process to leave with.
+        plan: how samples are read.
+        blacklist: samples to leave out.
+    """
+    init_worker(parent_pid)
+    checker = _Checker(plan, blacklist)
+    connection.send(Ready())
+    while (task := connection.recv()) is not None:
+        for message in checker.read(task):
+            connection.send(message)
+
+
+class _Checker:
+    """Reads shards through the stages of the loader, one sample at a time."""
+
+    def __init__(self, plan: LoaderPlan, blacklist: Blacklist) -> None:
+        self._blacklist = blacklist
+        self._rate_hz, self._hop = plan.features.sample_rate_hz, plan.features.hop
+        self._reader = ShardReader(plan.policy, shards_kept=1)
+        # As in evaluation: the whole clip is decoded and all captions are read, not a part drawn by chance.
+        self._stages: tuple[Callable[[Sample], None], ...] = (
+            DecodeClip(plan, training=False),
+            ChooseCaptions(plan, training=False),
+            Tokenise(plan),
+        )
+
+    def read(self, task: Task) -> Iterator[Message]:
+        """All that is to be said about a shard."""
+        shard, sample_id = task.shard, task.first
+        try:
+            contents = self._contents(shard)
+            if task.recount and contents is not None:
+                shard = replace(shard, num_samples=contents.num_complete)
+            if task.first == 0 and contents is not None:
+                size_bytes = 0 if is_remote(shard.path) else Path(local_path(shard.path)).stat().st_size
+                yield Opened(contents.num_complete, size_bytes, contents_rows(contents))
+            for sample_id in range(task.first, shard.num_samples):
+                yield from self._sample(task, shard, sample_id)
+            for note in self._reader.take_notes():
+                yield Note(note)
+            if contents is not None:
+                yield from _unpaired(shard, contents)
+        except DataError as error:
+            # A source that cannot be had ends training (data.missing_shards: stop); here the next shard follows.
+            yield Done(str(error), shard.num_samples - sample_id)
+        else:
+            yield Done()
+
+    def _contents(self, shard: Shard) -> ShardContents | None:
+        try:
+            return self._reader.contents(shard)
+        except BadSampleError:
+            return None  # each of its samples says why
+
+    def _sample(self, task: Task, shard: Shard, sample_id: int) -> Iterator[Message]:
+        if is_remote(shard.path):
+            for ahead in range(sample_id + 1, min(sample_id + _PREFETCH, shard.num_samples)):
+                self._reader.prefetch(shard, ahead)
+        yield Reading(sample_id, self._key(shard, sample_id))
+        try:
+            raw = self._reader.read(shard, sample_id)
+            key = f"{shard.key_prefix}::{raw.key}"
+            if self._blacklist.has(key, audio=raw.audio, texts=raw.texts):
+                yield Blacklisted()
+                return
+            sample: Sample = {"__key__": key, "audio": raw.audio, "texts": raw.texts, "rule": task.rule}
+            for stage in self._stages:
+                stage(sample)
+        except (BadSampleError, AudioError) as error:
+            yield Bad(self._key(shard, sample_id), str(error))
+            return
+        for note in sample["notes"]:
+            yield Note(note)
+        yield Good(self._duration_s(sample["clip"]), sample["num_truncated"])
+
+    def _key(self, shard: Shard, sample_id: int) -> str:
+        return f"{shard.key_prefix}::{self._reader.key(shard, sample_id)}"
+
+    def _duration_s(self, clip: np.ndarray) -> float:
+        """Of samples (n,), or of the frames (m, num_mels) of a stored log-mel."""
+        return clip.shape[0] * (1 if clip.ndim == 1 else self._hop) / self._rate_hz
+
+
+def _unpaired(shard: Shard, contents: ShardContents) -> Iterator[Unpaired]:
+    for number in range(max(contents.num_complete, shard.num_samples), len(contents.keys)):
+        lacks = "no .json or .txt member" if contents.groups[number].audio is not None else "no audio member"
+        yield Unpaired(f"{shard.key_prefix}::{contents.keys[number]}", f"{lacks} with this key")
