@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ UNKNOWN = -1
 MAX_ASKED = 256
 """More remote shards than this are not asked for one by one; what is missing then shows when it is read."""
 _ASKED = 8
+_SPECIAL = re.compile(r"[/%?#\0]")
 _STAR = "{}: '*' is not expanded; give the directory, or a range such as {{000..127}}.tar"
 
 
@@ -60,10 +62,11 @@ class Found:
         """Path or URL of a shard."""
         return f"{self.head}{self.names[number]}{self.tail}"
 
-    @property
-    def spans_path(self) -> str:
-        """Where the directory's spans.npy is, or would be."""
-        return f"{self.head}{SPANS_FILE}{self.tail}"
+    def only(self, numbers: np.ndarray) -> Found:
+        """Some of the shards."""
+        names = [self.names[number] for number in numbers.tolist()]
+        rows = None if self.rows is None else self.rows[numbers]
+        return replace(self, names=names, sizes=self.sizes[numbers], rows=rows)
 
 
 def find_shards(pattern: str, policy: ReadPolicy) -> list[Found]:
@@ -229,26 +232,38 @@ def _remote_directory(url: str, policy: ReadPolicy) -> Found:
     if not sizes:
         if mark and not base.endswith("/"):  # https://host/download?id=17: no directory, but a shard of any name
             return Found(url, "", [""], np.array([UNKNOWN]))
+        names = natural_sorted(name for name in sources.list_names(head + tail, policy) if _is_tar(name))
+        if names:
+            return _quoted(_chosen(head, tail, names, {}, with_spans=False))
         raise DataError(
-            f"{shown(url)}: no {SIZES_FILE} there, and without it a remote directory is not listed: name the tars, as "
+            f"{shown(url)}: no {SIZES_FILE} there, and tars cannot be listed there without it: name them, as in "
             f"{shown(head)}{{000..127}}.tar, or write it with `clap-zero check` and upload it"
         )
-    names = natural_sorted(sizes)
-    quoted = {name: join(head + tail, name) for name in names if not _is_plain(name)}
-    absent = set(_absent(head, tail, spread(names, _ASKED), {}, policy))
-    paths = [shown(f"{head}{name}{tail}") for name in names if name in absent]
-    _refuse_missing(shown(head) + SIZES_FILE, paths, len(names), {}, policy)
-    kept = [name for name in names if name not in absent]
     with_spans = sources.exists(f"{head}{SPANS_FILE}{tail}", policy)
-    found = _chosen(head, tail, kept, sizes, with_spans=with_spans, whole=not absent)
-    if not quoted:
+    found = _quoted(_chosen(head, tail, natural_sorted(sizes), sizes, with_spans=with_spans, whole=True))
+    rows = range(len(found.names))
+    absent = [row for row in spread(rows, _ASKED) if not sources.exists(found.path(row), policy)]
+    if not absent:
         return found
-    urls = [quoted[name][len(head) : len(quoted[name]) - len(tail)] if name in quoted else name for name in kept]
-    return Found(head, tail, urls, found.sizes, found.rows)
+    missing = [shown(found.path(row)) for row in absent]
+    _refuse_missing(shown(head) + SIZES_FILE, missing, len(rows), {}, policy)
+    return found.only(np.setdiff1d(rows, absent))
+
+
+def _quoted(found: Found) -> Found:
+    """The same with names as they stand in URLs; a list of names comes from elsewhere and may say anything."""
+    if _SPECIAL.search("\n".join(found.names)) is None and {"", ".", ".."}.isdisjoint(found.names):
+        return found
+    urls = [name if _is_plain(name) else join(found.head + found.tail, name) for name in found.names]
+    cut = len(found.head), len(found.tail)
+    names = [
+        url if _is_plain(name) else url[cut[0] : len(url) - cut[1]] for name, url in zip(found.names, urls, strict=True)
+    ]
+    return replace(found, names=names)
 
 
 def _is_plain(name: str) -> bool:
-    return not any(character in name for character in "/%?#\0") and name not in ("", ".", "..")
+    return _SPECIAL.search(name) is None and name not in ("", ".", "..")
 
 
 def _remote_sizes(head: str, tail: str, policy: ReadPolicy) -> dict[str, int]:

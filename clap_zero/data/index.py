@@ -209,10 +209,7 @@ def _counted(found: Found, policy: ReadPolicy, seen: Counted) -> Found:
     counts = count_all([found.path(row) for row in unknown.tolist()], policy=policy, seen=seen)
     sizes = found.sizes.copy()
     sizes[unknown] = [UNKNOWN if count is None else count for count in counts]
-    kept = np.flatnonzero(sizes >= 0)
-    names = [found.names[row] for row in kept.tolist()]
-    rows = None if found.rows is None else found.rows[kept]
-    return replace(found, names=names, sizes=sizes[kept], rows=rows)
+    return replace(found, sizes=sizes).only(np.flatnonzero(sizes >= 0))
 
 
 def _assembled(asked: Sequence[NamedSet], found: Sequence[Sequence[Found]]) -> ShardIndex:
