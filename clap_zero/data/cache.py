@@ -33,6 +33,7 @@ _PART = re.compile(r"part-[0-9a-f]{32}-(\d+)")
 _POLL_S = 0.05
 _USED_EVERY_S = 10.0
 _UNKNOWN_SHARE = 8
+_GRACE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -116,15 +117,18 @@ class ShardCache:
 
     def _download(self, url: str, name: str, info: Info) -> int:
         """Downloads into a part file and gives it its name. Returns it open."""
-        cap = self._policy.cache_bytes
-        room_bytes = cap // _UNKNOWN_SHARE if info.size_bytes is None else info.size_bytes
+        cap, room_bytes = self._policy.cache_bytes, info.size_bytes
+        if room_bytes is None:
+            room_bytes = min(cap // _UNKNOWN_SHARE, free_bytes(self._directory) // 2)
         if room_bytes > cap:
             raise DataError(self._too_large(url, str(room_bytes)))
         with self._reserved(url, room_bytes) as part:
             try:
                 self._remote.fetch(url, part, size_bytes=info.size_bytes, max_bytes=room_bytes)
             except TooLargeError:
-                raise DataError(self._too_large(url, f"more than {room_bytes}")) from None
+                by_cap = room_bytes == cap // _UNKNOWN_SHARE
+                message = self._too_large(url, f"more than {room_bytes}") if by_cap else self._full(url)
+                raise DataError(message) from None
             self.num_downloads[url] = self.num_downloads.get(url, 0) + 1
             descriptor = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
             with self._exclusive():
@@ -215,7 +219,7 @@ class _Patience:
 
     def __init__(self, directory: Path, policy: ReadPolicy) -> None:
         self._directory = directory
-        self._allowed_s = policy.timeout_s * (policy.retries + 2) + 60
+        self._allowed_s = policy.timeout_s * (policy.retries + 2) + _GRACE_S
         self._since, self._seen, self._looked = time.monotonic(), -1, 0.0
 
     def __call__(self) -> bool:

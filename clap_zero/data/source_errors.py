@@ -60,17 +60,13 @@ def explain(error: BaseException, url: str) -> SourceError:
         error: the error.
         url: what was asked for.
     """
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and cause is not None and _is_of_http(cause):
+        return explain(cause, url)  # fsspec calls every failure of a request for a size a missing file
     status = getattr(error, "status", None)
-    if isinstance(error, FileNotFoundError) and isinstance(getattr(error.__cause__, "status", None), int):
-        # fsspec calls every failure of a HEAD or GET request a missing file.
-        return (
-            explain(error.__cause__, url) if error.__cause__ is not None else SourceError("is not there", absent=True)
-        )
     if isinstance(status, int):
         return _explain_status(status, str(getattr(error, "message", "")))
     if isinstance(error, FileNotFoundError):
-        if error.__cause__ is not None and not isinstance(error.__cause__, FileNotFoundError | OSError):
-            return explain(error.__cause__, url)
         return SourceError("is not there", absent=True)
     words = hide_secrets(first_line(error))
     if isinstance(error, ImportError):
@@ -83,6 +79,10 @@ def explain(error: BaseException, url: str) -> SourceError:
     if isinstance(error, TimeoutError):
         return SourceError("stalled: nothing came for the time of data.remote_timeout_s")
     return SourceError(words, final=isinstance(error, ValueError | NotImplementedError | IsADirectoryError))
+
+
+def _is_of_http(error: BaseException) -> bool:
+    return type(error).__module__.startswith("aiohttp") or isinstance(error, TimeoutError)
 
 
 def _explain_status(status: int, message: str) -> SourceError:

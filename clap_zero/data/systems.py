@@ -120,17 +120,14 @@ async def _http_part(system: fsspec.AbstractFileSystem, url: str, part: tuple[in
         RangeError: the server does not give parts.
     """
     first, end = part
-    file: Any = await system.open_async(url, size=end, headers={"Range": f"bytes={first}-{end - 1}"})
-    data = bytearray()
-    try:
-        while len(data) <= end - first:
-            piece = await file.read(_CHUNK_BYTES)
-            if file.r.status != _PARTIAL:
-                raise RangeError(whole_only=True)
-            if not piece:
-                break
+    session: Any = await system.set_session()
+    wanted = {"Range": f"bytes={first}-{end - 1}"}
+    async with session.get(system.encode_url(url), headers=wanted) as answer:
+        answer.raise_for_status()
+        if answer.status != _PARTIAL:
+            raise RangeError(whole_only=True)
+        data = bytearray()
+        while len(data) <= end - first and (piece := await answer.content.read(_CHUNK_BYTES)):
             data += piece
             progress.add(len(piece))
-    finally:
-        await file.close()
     return bytes(data)
