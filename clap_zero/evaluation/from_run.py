@@ -10,7 +10,7 @@ import torch
 from clap_zero.audio.features import ClapFeatures
 from clap_zero.checkpoint.source import find_model
 from clap_zero.data.batch import LoaderPlan
-from clap_zero.data.index import index_of
+from clap_zero.data.index import index_of, policy_of
 from clap_zero.data.loader import eval_batches
 from clap_zero.errors import CheckpointError, ConfigError
 from clap_zero.evaluation.runner import EvalResult, evaluate, format_result, write_result
@@ -56,6 +56,7 @@ def eval_run(
         max_caption_tokens=run.data.max_caption_tokens,
         max_seconds=run.data.max_seconds,
         max_bad_fraction=run.data.max_bad_fraction,
+        policy=policy_of(run.data),
     )
     index = index_of(patterns, run.data)
     model = source.build(where)

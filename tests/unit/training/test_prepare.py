@@ -9,12 +9,15 @@ import pytest
 
 from clap_zero.checkpoint.files import checksum_file
 from clap_zero.checkpoint.store import CheckpointStore
+from clap_zero.config.data import DataSetSection
 from clap_zero.config.load import parse_command_line
 from clap_zero.config.schema import RunConfig
+from clap_zero.data.index import load_index
 from clap_zero.distributed.world import init_distributed
 from clap_zero.errors import CheckpointError, ConfigError, DataError, LaunchError
 from clap_zero.testing import run_distributed
-from clap_zero.training.prepare import _checkpoint_to_load, on_main
+from clap_zero.training.prepare import _checkpoint_to_load, _told_data, on_main
+from tests.unit.data.shard_files import write_split
 
 
 def write(store: CheckpointStore, step: int) -> Path:
@@ -50,6 +53,18 @@ def test_going_back_within_a_run_is_refused_and_not_ignored(tmp_path: Path) -> N
     older, _ = write(own, 1), write(own, 2)
     with pytest.raises(ConfigError, match="gone on to step-00000002"):
         _checkpoint_to_load(config(str(older)), own)
+
+
+def test_the_data_are_told_set_by_set(tmp_path: Path) -> None:
+    places = [str(write_split(tmp_path / name / "train", [8])) for name in "ab"]
+    one = load_index(places[:1])
+    assert _told_data(one, None) == ["data: 8 training pairs an epoch in 1 shards, 0 held out"]
+    mixed = load_index([places[0], DataSetSection(shards=(places[1],), weight=0.5, name="half")])
+    assert _told_data(mixed, one) == [
+        "data: 12 training pairs an epoch in 2 shards, 8 held out",
+        "data set a/train: 8 pairs x weight 1 = 8, 66.7% of an epoch",
+        "data set half: 8 pairs x weight 0.5 = 4, 33.3% of an epoch",
+    ]
 
 
 def fail(kind: str) -> str:
