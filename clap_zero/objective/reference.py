@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -129,6 +131,6 @@ def _hard_negative_row(logits: Tensor, own: int, beta: float) -> Tensor:
     negatives = torch.cat([logits[:own], logits[own + 1 :]])
     if negatives.numel() == 0:
         return 0 * logits.sum()
-    weights = negatives.numel() * torch.softmax(beta * negatives, 0)
+    log_weights = math.log(negatives.numel()) + torch.log_softmax(beta * negatives, 0)
     # log(w exp(s)) = log w + s, so that nothing overflows at a scale of 100.
-    return torch.logsumexp(torch.cat([logits[own : own + 1], weights.log() + negatives]), 0) - logits[own]
+    return torch.logsumexp(torch.cat([logits[own : own + 1], log_weights + negatives]), 0) - logits[own]

@@ -1,0 +1,107 @@
+"""`clap-zero bench objective`: time and memory of the chunked objective beside the dense one, as a table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+from pathlib import Path
+
+from clap_zero.errors import ConfigError
+from clap_zero.objective.bench_case import Measured, measure, opposed_pairs
+
+LARGEST_DENSE = 16_384
+"""Pairs up to which the dense forms are measured: from there on they take tens of gigabytes."""
+
+
+def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `clap-zero bench objective`."""
+    parser.add_argument("--sizes", default="2048,4096,8192,16384", help="numbers of pairs, with commas [pairs]")
+    parser.add_argument("--width", type=int, default=512, help="of the embeddings")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each form, alternating; medians are printed")
+    parser.add_argument("--threads", type=int, default=0, help="of torch; 0 takes all cores")
+    parser.add_argument("--rank-of", type=int, default=16, help="ranks that share the largest batch; 0 leaves this out")
+    parser.add_argument("--rank-pairs", type=int, default=65_536, help="size of the batch that they share [pairs]")
+    parser.add_argument("--json", type=Path, default=None, help="file for the figures")
+
+
+def bench_from_args(args: argparse.Namespace) -> None:
+    """Measures and prints.
+
+    Raises:
+        ConfigError: A number that makes no sense.
+    """
+    try:
+        sizes = [int(size) for size in args.sizes.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--sizes {args.sizes}: must be whole numbers with commas, as in 2048,16384") from error
+    if min(*sizes, args.width, args.rounds) < 1:
+        raise ConfigError("--sizes, --width and --rounds must be at least 1")
+    if args.rank_of and args.rank_pairs % args.rank_of:
+        raise ConfigError(f"--rank-pairs {args.rank_pairs} must be a multiple of --rank-of {args.rank_of}")
+    threads = args.threads or len(os.sched_getaffinity(0))
+    figures: dict[str, object] = {"width": args.width, "threads": threads, "rounds": args.rounds}
+    print(f"forward and backward, d = {args.width}, float32, {threads} threads, median of {args.rounds}")
+    print("extra: peak of resident memory above that before the call, each run in a fresh process\n")
+    print(f"{'pairs':>7}  {'form':<12}{'wall':>9}{'CPU':>9}{'extra':>10}   against dense: wall, CPU, extra")
+    figures["table"] = {size: _one_size(size, args.width, args.rounds, threads) for size in sizes}
+    if args.rank_of:
+        figures["rank"] = _rank(args.rank_pairs, args.width, args.rank_of, threads)
+    figures["opposed"] = _opposed(args.width)
+    if args.json is not None:
+        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def _one_size(num_pairs: int, width: int, rounds: int, threads: int) -> dict[str, dict[str, float]]:
+    """Measures all forms at one size and prints a line for each."""
+    forms = ("dense", "dense_twice", "chunked", "sigmoid") if num_pairs <= LARGEST_DENSE else ("chunked", "sigmoid")
+    runs: dict[str, list[Measured]] = {form: [] for form in forms}
+    for _ in range(rounds):
+        for form in forms:
+            runs[form].append(in_fresh_process(form, num_pairs, width, 1, threads))
+    medians = {form: _median(of_form) for form, of_form in runs.items()}
+    for form, median in medians.items():
+        line = f"{num_pairs:>7}  {form:<12}{_times(median)}{median.extra_bytes / 1e6:>7.0f} MB"
+        if form != "dense" and "dense" in medians:
+            base = medians["dense"]
+            line += f"   {median.wall_s / base.wall_s:.2f}, {median.cpu_s / base.cpu_s:.2f}, "
+            line += f"1/{base.extra_bytes / max(1, median.extra_bytes):.1f}"
+        print(line, flush=True)
+    return {form: median._asdict() for form, median in medians.items()}
+
+
+def _rank(num_pairs: int, width: int, num_ranks: int, threads: int) -> dict[str, float]:
+    run = in_fresh_process("rank", num_pairs, width, num_ranks, threads)
+    print(
+        f"\none rank of {num_ranks}, {num_pairs} pairs: {run.wall_s:.1f} s wall, {run.cpu_s:.1f} s CPU, "
+        f"{run.extra_bytes / 1e6:.0f} MB with the embeddings of all ranks, whole process {run.peak_bytes / 1e6:.0f} MB"
+    )
+    return run._asdict()
+
+
+def _opposed(width: int) -> dict[str, float]:
+    errors = opposed_pairs(2048, width)
+    print(
+        "\nscale 100, clips and captions around opposite directions, 2048 pairs: "
+        f"loss {errors['loss']:.4f}; relative error of the gradient against float64: "
+        f"chunked {errors['chunked']:.1e}, dense {errors['dense']:.1e}; "
+        f"loss with a fixed shift of the exponent: {errors['fixed_shift']:g}"
+    )
+    return errors
+
+
+def _times(m: Measured) -> str:
+    return f"{m.wall_s:>7.2f} s{m.cpu_s:>7.2f} s"
+
+
+def _median(runs: list[Measured]) -> Measured:
+    columns = [statistics.median(column) for column in zip(*runs, strict=True)]
+    return Measured(columns[0], columns[1], int(columns[2]), int(columns[3]), columns[4])
+
+
+def in_fresh_process(form: str, num_pairs: int, width: int, num_ranks: int, threads: int) -> Measured:
+    """Measures in a process that nothing has run in, so that no memory is left over from before."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measure, (form, num_pairs, width, num_ranks, threads))
