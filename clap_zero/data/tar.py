@@ -75,17 +75,19 @@ class _Extended:
     size_bytes: int | None = None
     sparse: bool = False
 
-    def read(self, kind: bytes, data: bytes) -> None:
+    def read(self, kind: bytes, data: bytes) -> bool:
+        """Takes over what a header says; False where it is damaged."""
         if kind == _GNU_NAME:
             self.name = data.rstrip(b"\0").decode("utf-8", "surrogateescape")
-        elif kind == _PAX:
-            records = _pax_records(data)
-            if b"path" in records:
-                self.name = records[b"path"].decode("utf-8", "surrogateescape")
-            size = records.get(b"size", b"")
-            if size.isdigit() and len(size) <= _MAX_DIGITS:
-                self.size_bytes = int(size)
-            self.sparse |= any(name.startswith(b"GNU.sparse.") for name in records)
+            return bool(self.name) and "\0" not in self.name
+        records, whole = _pax_records(data)
+        if b"path" in records:
+            self.name = records[b"path"].decode("utf-8", "surrogateescape")
+        size = records.get(b"size", b"")
+        if size.isdigit() and len(size) <= _MAX_DIGITS:
+            self.size_bytes = int(size)
+        self.sparse |= any(name.startswith(b"GNU.sparse.") for name in records)
+        return whole
 
 
 def scan_tar(path: str) -> TarScan:
@@ -142,7 +144,7 @@ class _Scan:
             if header is not None:
                 size_bytes = _data_bytes(header, extended)
                 if start + size_bytes > self._end:
-                    fault = f"is cut short inside member {_short(extended.name or header.name)}"
+                    fault = f"is cut short inside member {_short(extended.name or header.name)} of {size_bytes} bytes"
                     header = None
             if header is None:
                 following = self._find_header(start)
@@ -152,14 +154,18 @@ class _Scan:
                 if following is None:
                     self._fault(fault or _unreadable(block, offset))
                     break
-                self._fault(f"{following - offset} bytes at offset {offset} are damaged")
-                # The name of the member behind the damage may have stood in an extended header that is lost.
-                offset, extended, trusted = following, _Extended(following), False
+                self._fault(fault or f"{following - offset} bytes at offset {offset} are damaged")
+                # The name of the member behind damage may have stood in an extended header that is lost. Behind a size
+                # that cannot be, nothing is lost: the first header of the next member is the one that was found.
+                trusted = bool(fault)
+                offset, extended = following, _Extended(following)
                 continue
             after = start + _padded(size_bytes)
-            if header.type in (_PAX, _GNU_NAME) and size_bytes <= _MAX_EXTENDED_BYTES:
-                extended.read(header.type, self._read(start, size_bytes))
-                trusted = True
+            if header.type in (_PAX, _GNU_NAME):
+                fits = size_bytes <= _MAX_EXTENDED_BYTES
+                trusted = fits and extended.read(header.type, self._read(start, size_bytes))
+                if not trusted:
+                    self._fault(f"has a damaged name at offset {start}: the member is not used")
             elif header.type not in _EXTENDED_TYPES:
                 if header.type in tarfile.REGULAR_TYPES and trusted:
                     self._add(header, extended, Member(extended.name or header.name, start, size_bytes, extended.start))
@@ -236,15 +242,15 @@ def _unreadable(block: bytes, offset: int) -> str:
     return "is not a tar"
 
 
-def _pax_records(data: bytes) -> dict[bytes, bytes]:
-    """Records of a PAX header, each `length key=value\\n`; what does not fit the form ends the reading."""
-    records = {}
+def _pax_records(data: bytes) -> tuple[dict[bytes, bytes], bool]:
+    """Records of a PAX header, each `length key=value\\n`, and whether all of it fits this form."""
+    records: dict[bytes, bytes] = {}
     start = 0
     while start < len(data):
         digits = data[start : start + _MAX_DIGITS + 1].partition(b" ")[0]
         if not digits.isdigit() or not len(digits) < int(digits) <= len(data) - start:
-            break
+            return records, False
         key, _, value = data[start + len(digits) + 1 : start + int(digits) - 1].partition(b"=")
         records[key] = value
         start += int(digits)
-    return records
+    return records, True

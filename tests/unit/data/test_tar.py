@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clap_zero.data.shards import scan_shard
+from clap_zero.data.shards import Shard, ShardReader, scan_shard
 from clap_zero.data.tar import scan_tar
 from tests.unit.data.shard_files import audio_bytes, pair, write_tar
 
@@ -82,7 +82,13 @@ def test_a_name_behind_damage_is_not_trusted(tmp_path):
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [(b"", "is empty"), (b"junk" * 1000, "is not a tar"), (gzip.compress(b"x" * 9000) + b"\0" * 600, "compressed")],
+    [
+        (b"", "is empty"),
+        (b"junk" * 1000, "is not a tar"),
+        (gzip.compress(b"x" * 9000) + b"\0" * 600, "is compressed: only plain tars are read, unpack it with gunzip"),
+        (b"\x28\xb5\x2f\xfd" + b"\0" * 600, "unpack it with unzstd"),
+        (b"BZh9" + b"\0" * 600, "unpack it with bunzip2"),
+    ],
 )
 def test_what_is_no_tar_is_said(tmp_path, data, words):
     path = tmp_path / "0.tar"
@@ -134,3 +140,129 @@ def test_complete_pairs_come_first(tmp_path):
     members = [("half.flac", b"1"), *pair("a", 1), ("text only.json", b"{}"), *pair("b", 2)]
     contents = scan_shard(str(write_tar(tmp_path / "0.tar", members)))
     assert contents.keys == ["a", "b", "half", "text only"] and contents.num_complete == 2
+
+
+def header(name: str, *, size: int = 0, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """A header with a right checksum, whatever it claims."""
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def padded(data: bytes) -> bytes:
+    return data + b"\0" * (-len(data) % 512)
+
+
+def tar_of(tmp_path, *pieces: bytes) -> Path:
+    path = tmp_path / "0.tar"
+    path.write_bytes(b"".join(pieces) + b"\0" * 1024)
+    return path
+
+
+@pytest.mark.parametrize("size", [10**6, 2**40, 2**63, 2**70])
+def test_absurd_sizes_cost_the_member_and_no_memory(tmp_path, size):
+    good = [header("b.flac", size=5), padded(b"12345"), header("b.txt", size=1), padded(b"x")]
+    path = tar_of(tmp_path, header("a.flac", size=size), *good)
+    scan = scan_tar(str(path))
+    assert [member.name for member in scan.members] == ["b.flac", "b.txt"]
+    assert scan.faults == [f"is cut short inside member 'a.flac' of {size} bytes"]
+
+
+def test_absurd_sizes_in_extended_headers(tmp_path):
+    for digits in (b"9" * 18, b"9" * 5_000, b"-5", b"1e9"):
+        record = b" size=" + digits + b"\n"
+        length = len(record) + len(str(len(record) + 4))
+        data = str(length).encode() + record
+        pax = [header("pax", size=len(data), kind=b"x"), padded(data)]
+        path = tar_of(tmp_path, *pax, header("a.flac", size=3), padded(b"abc"), header("b.flac", size=1), padded(b"x"))
+        assert "b.flac" in names(path)
+
+
+def test_the_number_of_members_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr("clap_zero.data.tar.MAX_MEMBERS", 100)
+    path = tar_of(tmp_path, *[header(f"{n}.flac") for n in range(150)])
+    scan = scan_tar(str(path))
+    assert len(scan.members) == 100 and scan.faults == ["has more than 100 members: the rest is not read"]
+
+
+def test_names_are_bounded_one_by_one_and_together(tmp_path, monkeypatch):
+    def named(name: bytes) -> list[bytes]:
+        return [header("@", size=len(name), kind=b"L"), padded(name), header("short", size=1), padded(b"x")]
+
+    path = tar_of(tmp_path, *named(b"n" * 5_000), *named(b"a.flac\0"), *named(b"n" * (2 << 20)), *named(b"b.flac"))
+    scan = scan_tar(str(path))
+    assert [member.name for member in scan.members] == ["a.flac", "b.flac"]
+    assert len(scan.faults) == 2 and "5000 bytes" in scan.faults[0]
+    monkeypatch.setattr("clap_zero.data.tar.MAX_NAMES_BYTES", 10_000)
+    path = tar_of(tmp_path, *[piece for n in range(50) for piece in named(b"%d" % n * 500)])
+    assert 10 < len(names(path)) < 30
+
+
+def test_damage_everywhere_is_said_in_few_words(tmp_path):
+    pieces = [piece for n in range(500) for piece in (b"\xff" * 512, header(f"{n}.txt"), header(f"x{n}.txt"))]
+    scan = scan_tar(str(tar_of(tmp_path, *pieces)))
+    assert len(scan.members) == 500  # the first behind damage is not trusted
+    assert len(scan.faults) == 21 and scan.faults[-1] == "has more faults than are listed"
+
+
+def test_the_search_behind_damage_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr("clap_zero.data.tar.SEARCH_LIMIT_BYTES", 1 << 20)
+    path = tmp_path / "0.tar"
+    with path.open("wb") as file:
+        file.write(header("a.flac"))
+        file.seek(1 << 40)  # a sparse file of a terabyte
+        file.write(header("b.flac"))
+    assert names(path) == ["a.flac"]
+
+
+@pytest.mark.parametrize("name", ["../../etc/cron.d/a", "/etc/passwd", "a\nb", "..", "\udcff"])
+def test_names_of_members_never_touch_the_file_system(tmp_path, name):
+    pieces = []
+    for suffix, data in ((".flac", audio_bytes(1)), (".txt", b"words")):
+        raw = name.encode("utf-8", "surrogateescape") + suffix.encode()
+        pieces += [header("@", size=len(raw), kind=b"L"), padded(raw), header("s", size=len(data)), padded(data)]
+    path = tar_of(tmp_path, *pieces)
+    reader = ShardReader()
+    raw = reader.read(Shard(str(path), "", 1), 0)
+    reader.close()
+    assert raw.texts == {".txt": b"words"} and raw.key == "/".join(part for part in name.split("/") if part)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_sparse_members_are_not_used(tmp_path):
+    """Their bytes lie in the tar without the holes."""
+    pax = b"22 GNU.sparse.major=1\n"
+    path = tar_of(
+        tmp_path,
+        header("a.flac", size=512, kind=tarfile.GNUTYPE_SPARSE), b"s" * 512,
+        header("pax", size=len(pax), kind=b"x"), padded(pax), header("b.flac", size=3), padded(b"abc"),
+        header("c.flac", size=3), padded(b"abc"),
+    )  # fmt: skip
+    scan = scan_tar(str(path))
+    assert [member.name for member in scan.members] == ["c.flac"] and len(scan.faults) == 2
+
+
+def test_links_with_a_size_have_no_bytes(tmp_path):
+    """As in tarfile: old programs write the size of what is linked to."""
+    path = tar_of(
+        tmp_path,
+        header("l.flac", size=5_000, kind=tarfile.LNKTYPE), header("d", size=700, kind=tarfile.DIRTYPE),
+        header("a.flac", size=3), padded(b"abc"),
+    )  # fmt: skip
+    assert names(path) == ["a.flac"]
+    with tarfile.open(path) as tar:
+        assert [member.name for member in tar.getmembers()] == ["l.flac", "d", "a.flac"]
+
+
+def test_a_damaged_extended_name_is_not_used(tmp_path):
+    path = write_tar(tmp_path / "0.tar", [("é" * 90 + ".flac", b"1"), ("b.flac", b"2")], tarfile.PAX_FORMAT)
+    data = bytearray(path.read_bytes())
+    data[512] = ord("x")  # the length of the first record
+    path.write_bytes(data)
+    scan = scan_tar(str(path))
+    assert [member.name for member in scan.members] == ["b.flac"] and "damaged name" in scan.faults[0]
+
+
+def test_a_path_with_spaces_and_other_letters(tmp_path):
+    path = write_tar(tmp_path / "my data (1)" / "naïve 音 [x]'.tar", pair("a", 1))
+    assert scan_shard(str(path)).keys == ["a"]
