@@ -20,6 +20,8 @@ from clap_zero.data.spans import SpansError, SpansRef, SpanTables
 
 _FORGIVEN_AFTER_S = 600.0
 _THRASHING = 3
+_MAX_AHEAD_BYTES = 16 << 20
+_LATER = object()
 
 
 class RemoteShards:
@@ -57,7 +59,8 @@ class RemoteShards:
             raise RangeError(whole_only=True)
         with self._waiting(path):
             future = self._prefetcher.take((path, sample_id))
-            return self._part(path, spans, sample_id) if future is None else future.result()
+            data: Any = _LATER if future is None else future.result()
+            return self._part(path, spans, sample_id) if data is _LATER else data
 
     def open(self, path: str) -> tuple[int, str]:
         """Opens the whole shard: a descriptor, which the caller closes, and its version.
@@ -80,7 +83,7 @@ class RemoteShards:
         if spans is None or host(path) in self._whole_only:
             self._prefetcher.hint((path, None), lambda: self._load(path))
         else:
-            self._prefetcher.hint((path, sample_id), lambda: self._part(path, spans, sample_id))
+            self._prefetcher.hint((path, sample_id), lambda: self._ahead(path, spans, sample_id))
 
     def is_thrashing(self, path: str) -> bool:
         """Whether a shard was downloaded again and again, because the cache is too small to keep it."""
@@ -94,6 +97,11 @@ class RemoteShards:
     def _part(self, path: str, spans: SpansRef, sample_id: int) -> bytes | None:
         offset, length = self._tables.row(spans.path, spans.first_row + sample_id)
         return self._remote.read(path, offset, length) if 0 < length <= self._max_bytes else None
+
+    def _ahead(self, path: str, spans: SpansRef, sample_id: int) -> Any:
+        """A sample in the background, unless it is so long that many of them would fill the memory."""
+        _, length = self._tables.row(spans.path, spans.first_row + sample_id)
+        return self._part(path, spans, sample_id) if length <= _MAX_AHEAD_BYTES else _LATER
 
     def _load(self, path: str) -> None:
         os.close(self._cache.open(path)[0])

@@ -21,7 +21,7 @@ PIPE = "pipe:"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?:://|::)")
 _FILE = ("file://", "local://")
 _QUERIED = re.compile(r"(?:https?|az|abfss?)://")
-_USER = re.compile(r"(://)[^/@\s'\"]*@")
+_USER = re.compile(r"(://)[^/\s'\"]*@")
 _QUERY = re.compile(r"(://[^\s?'\"<>]*)\?[^\s'\"<>]*")
 _FILES = (".tar", ".npy", ".json")
 
@@ -94,9 +94,11 @@ def shown(path: str) -> str:
         return PIPE + _shown_command(path[len(PIPE) :])
     if not is_remote(path):
         return path
+    if not _QUERIED.search(path):
+        return _USER.sub(r"\1", path)
     plain = hide_secrets(path)
-    _, _, query = path.partition("?")
-    if not query or not _QUERIED.match(path):
+    query = path.partition("?")[2]
+    if not query:
         return plain
     return plain if plain.endswith(_FILES) else f"{plain}?{hashlib.sha256(query.encode()).hexdigest()[:8]}"
 
