@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -9,12 +10,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from clap_zero.audio.waveform import crop, to_int16
 from clap_zero.errors import ConfigError
 
 STORED_UNITS_PER_DB = 256
 """Stored log-mels are int16 in units of 1/256 dB: -128 to 127.996 dB."""
+
+_TORCH_TYPES = {"int16": torch.int16, "float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -227,14 +231,13 @@ class ClipBatch:
             chunk_starts: Three for each part.
         """
         waves = [part for part in parts if part.ndim == 1]
-        samples = np.concatenate(waves) if waves else np.zeros(0, dtype=np.int16)
         batch = cls(
-            torch.from_numpy(samples),
+            _joined(waves) if waves else torch.zeros(0, dtype=torch.int16),
             torch.tensor([part.shape[0] for part in parts], dtype=torch.int64),
             torch.tensor(chunk_starts, dtype=torch.int64).reshape(len(parts), 3),
         )
         if len(waves) < len(parts):
-            batch.mels = torch.from_numpy(np.concatenate([part for part in parts if part.ndim == 2]))
+            batch.mels = _joined([part for part in parts if part.ndim == 2])
             batch.is_mel = torch.tensor([part.ndim == 2 for part in parts])
         return batch
 
@@ -262,3 +265,15 @@ class ClipBatch:
         """Moves samples and mels; the rest stays on the CPU, where ClapFeatures reads it without a sync."""
         mels = None if self.mels is None else self.mels.to(device, non_blocking=non_blocking)
         return replace(self, samples=self.samples.to(device, non_blocking=non_blocking), mels=mels)
+
+
+def _joined(parts: Sequence[np.ndarray]) -> Tensor:
+    """The parts one after another; in a loader worker in shared memory, where the batch has to go: one copy less."""
+    if get_worker_info() is None:
+        return torch.from_numpy(np.concatenate(parts))
+    shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+    # As torch's own collate function does it.
+    storage = torch.UntypedStorage._new_shared(math.prod(shape) * parts[0].itemsize)
+    joined = torch.empty(0, dtype=_TORCH_TYPES[parts[0].dtype.name]).set_(storage).reshape(shape)
+    np.concatenate(parts, out=joined.numpy())
+    return joined

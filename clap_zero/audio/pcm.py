@@ -29,6 +29,7 @@ def load_pcm(
     rng: np.random.Generator | None = None,
     notes: list[str] | None = None,
     seconds: dict[str, float] | None = None,
+    buffer: np.ndarray | None = None,
 ) -> np.ndarray:
     """`to_int16(load_clip(...))`, bit for bit, with fewer copies.
 
@@ -39,6 +40,7 @@ def load_pcm(
         rng: Draws the part of a longer file.
         notes: Gets a line where the file is damaged and its readable part is used.
         seconds: The time that was spent is added to its "decode" and "resample".
+        buffer: int16 (m,): memory that the result may be in, where it fits and goes no way over float.
 
     Returns:
         int16 (n,), full scale 32767, 1 <= n <= max_seconds * sample_rate_hz.
@@ -47,7 +49,7 @@ def load_pcm(
         AudioError: The clip cannot be used; the reason is one line.
     """
     started = time.perf_counter()
-    samples = _straight(data, Part(0.0, max_seconds, rng), sample_rate_hz) if data else None
+    samples = _straight(data, Part(0.0, max_seconds, rng), sample_rate_hz, buffer) if data else None
     if samples is None:
         audio = decode(data, max_seconds=max_seconds, rng=rng)
         if audio.note is not None and notes is not None:
@@ -64,7 +66,7 @@ def load_pcm(
     return samples
 
 
-def _straight(data: bytes, part: Part, sample_rate_hz: int) -> np.ndarray | None:
+def _straight(data: bytes, part: Part, sample_rate_hz: int, buffer: np.ndarray | None) -> np.ndarray | None:
     """The part of an undamaged 16-bit mono file at the rate wanted; None for every other file, which goes over float.
 
     A header that claims more than there is costs address space only: pages are touched as the decoder fills them.
@@ -78,7 +80,8 @@ def _straight(data: bytes, part: Part, sample_rate_hz: int) -> np.ndarray | None
             if not 0 < file.frames < UNKNOWN_FRAMES:
                 return None
             start, wanted = part.place(file.frames, sample_rate_hz)
-            samples = np.empty(wanted, dtype=np.int16)
+            fits = buffer is not None and wanted <= buffer.size
+            samples = buffer[:wanted] if buffer is not None and fits else np.empty(wanted, dtype=np.int16)
             if start:
                 file.seek(start)
             if file.read(out=samples).shape[0] < wanted:

@@ -41,14 +41,18 @@ def build_pipeline(
 ) -> wds.DataPipeline:
     """The stages of a worker, in order. The worker's number and their count are read when it starts to iterate."""
     source = SlotSource(index, plan, training=training, blacklist=Blacklist() if blacklist is None else blacklist)
-    watch = source.watch
+    watch, buffers = source.watch, list[np.ndarray]()
     return wds.DataPipeline(
         [
             source,  # one dict a slot: __key__, __url__, audio bytes, text bytes, rule, position
-            wds.map(UnlessBad(DecodeClip(plan, training=training, watch=watch))),  # audio bytes -> part of the clip
+            wds.map(
+                UnlessBad(DecodeClip(plan, training=training, watch=watch, buffers=buffers))
+            ),  # audio bytes -> part of the clip
             wds.map(UnlessBad(ChooseCaptions(plan, training=training, watch=watch))),  # text bytes -> captions
             wds.map(UnlessBad(Tokenise(plan, watch=watch))),  # captions -> token ids
-            Assemble(source, plan, training=training),  # samples -> Batch or EvalBatch; bad ones go back to the source
+            Assemble(
+                source, plan, training=training, buffers=buffers
+            ),  # samples -> Batch or EvalBatch; bad ones go back to the source
             deliver_errors,
         ]
     )
@@ -71,7 +75,15 @@ class DecodeClip:
     used; its start is drawn from the whole file.
     """
 
-    def __init__(self, plan: LoaderPlan, *, training: bool, watch: Stopwatch | None = None) -> None:
+    def __init__(
+        self,
+        plan: LoaderPlan,
+        *,
+        training: bool,
+        watch: Stopwatch | None = None,
+        buffers: list[np.ndarray] | None = None,
+    ) -> None:
+        self._buffers = buffers
         self._features, self._plan, self._training = plan.features, plan, training
         self._watch = Stopwatch() if watch is None else watch
         self._max_seconds = plan.max_seconds
@@ -94,11 +106,23 @@ class DecodeClip:
                 rng=rng,
                 notes=notes,
                 seconds=self._watch.seconds,
+                buffer=self._buffer(sample),
             )
             part = plan_crop(samples.size, self._features, rng)
             sample["clip"] = crop(samples, part.start_sample, part.num_samples)
             sample["chunk_starts"] = part.chunk_starts
         sample["notes"] = [f"{sample['__key__']}: {note}" for note in notes]
+
+    def _buffer(self, sample: Sample) -> np.ndarray | None:
+        """Memory for a full clip that stays the sample's until its batch is made.
+
+        Fresh memory would be taken from the system and given back for each batch: that is a tenth of decoding.
+        """
+        if self._buffers is None:
+            return None
+        buffer = self._buffers.pop() if self._buffers else np.empty(self._features.max_samples, dtype=np.int16)
+        sample["buffer"] = buffer
+        return buffer
 
 
 class ChooseCaptions:
@@ -140,8 +164,8 @@ class Tokenise:
 class Assemble:
     """Samples -> batches of the plan's size; bad samples go back to the source to be replaced."""
 
-    def __init__(self, source: SlotSource, plan: LoaderPlan, *, training: bool) -> None:
-        self._source, self._plan = source, plan
+    def __init__(self, source: SlotSource, plan: LoaderPlan, *, training: bool, buffers: list[np.ndarray]) -> None:
+        self._source, self._plan, self._buffers = source, plan, buffers
         self._make = _train_batch if training else _eval_batch
 
     def __call__(self, samples: Iterator[Sample]) -> Iterator[Batch | EvalBatch | Failure]:
@@ -153,6 +177,7 @@ class Assemble:
                 if sample["attempt"] == 0 and sample["valid"]:
                     skipped.append((sample["__key__"], sample["fault"]))
                 self._source.retry(sample)
+                self._take_back([sample])
                 continue
             done.append(sample)
             if len(done) == self._plan.micro_batch:
@@ -162,9 +187,13 @@ class Assemble:
                     batch.notes += [note for sample in done for note in sample["notes"]]
                     batch.num_truncated = sum(sample["num_truncated"] for sample in done)
                     batch.set_ids = torch.tensor([sample["set_id"] for sample in done])
+                    self._take_back(done)
                     done, skipped = [], []
                 batch.seconds = self._source.watch.take()
                 yield batch
+
+    def _take_back(self, samples: list[Sample]) -> None:
+        self._buffers += [sample["buffer"] for sample in samples if "buffer" in sample]
 
 
 def _clips(samples: list[Sample]) -> ClipBatch:
