@@ -66,6 +66,15 @@ class TarScan:
     faults: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """Name, type and size of what follows a header."""
+
+    name: str
+    type: bytes
+    size: int
+
+
 @dataclass
 class _Extended:
     """What extended headers say about the next member, and where the first of them lies."""
@@ -177,7 +186,7 @@ class _Scan:
         if whole and not closed and not self._num_faults:
             self._fault("is empty" if self._end == 0 else "has no end mark: it may be cut short")
 
-    def _add(self, header: tarfile.TarInfo, extended: _Extended, member: Member) -> None:
+    def _add(self, header: _Header, extended: _Extended, member: Member) -> None:
         num_bytes = len(member.name.encode("utf-8", "surrogateescape"))
         if num_bytes > MAX_NAME_BYTES:
             self._fault(f"has a member whose name has {num_bytes} bytes: it is not used")
@@ -213,20 +222,37 @@ def _padded(size_bytes: int) -> int:
     return (size_bytes + _BLOCK - 1) // _BLOCK * _BLOCK
 
 
-def _data_bytes(header: tarfile.TarInfo, extended: _Extended) -> int:
+def _data_bytes(header: _Header, extended: _Extended) -> int:
     """Bytes behind a header. As in tarfile, links and directories have none, whatever their size field says."""
     if header.type in tarfile.REGULAR_TYPES:
         return header.size if extended.size_bytes is None else extended.size_bytes
     return header.size if header.type in _EXTENDED_TYPES or header.type not in tarfile.SUPPORTED_TYPES else 0
 
 
-def _parse(block: bytes) -> tarfile.TarInfo | None:
+def _parse(block: bytes) -> _Header | None:
     """The header in a block, None unless its checksum is right."""
+    if block[_MAGIC_OFFSET : _MAGIC_OFFSET + 5] == _MAGIC and block[156:157] == tarfile.REGTYPE:
+        header = _parse_file(block)
+        if header is not None:
+            return header
     try:
-        header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        slow = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except tarfile.HeaderError:
         return None
-    return header if header.size >= 0 else None
+    return _Header(slow.name, slow.type, slow.size) if slow.size >= 0 else None
+
+
+def _parse_file(block: bytes) -> _Header | None:
+    """The usual case, several times faster than tarfile: a file with octal numbers; None where it is not that."""
+    try:
+        size, checksum = int(block[124:136].rstrip(b" \0"), 8), int(block[148:156].strip(b" \0"), 8)
+    except ValueError:
+        return None
+    if size < 0 or checksum != sum(block) - sum(block[148:156]) + 256:
+        return None
+    name, prefix = block[:100].partition(b"\0")[0], block[345:500].partition(b"\0")[0]
+    path = prefix + b"/" + name if prefix else name
+    return _Header(path.decode("utf-8", "surrogateescape"), tarfile.REGTYPE, size)
 
 
 def _short(name: str) -> str:

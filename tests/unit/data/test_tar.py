@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clap_zero.data.shards import Shard, ShardReader, scan_shard
-from clap_zero.data.tar import scan_tar
+from clap_zero.data.tar import _parse, scan_tar
 from tests.unit.data.shard_files import audio_bytes, pair, write_tar
 
 
@@ -266,3 +266,20 @@ def test_a_damaged_extended_name_is_not_used(tmp_path):
 def test_a_path_with_spaces_and_other_letters(tmp_path):
     path = write_tar(tmp_path / "my data (1)" / "naïve 音 [x]'.tar", pair("a", 1))
     assert scan_shard(str(path)).keys == ["a"]
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_every_flipped_bit_of_a_header_is_seen_as_tarfile_sees_it(tmp_path, form):
+    """The fast way of parsing takes no header that tarfile refuses, and reads the same from it."""
+    block = tarfile.TarInfo("a" * 60 + "/" + "b" * 60).tobuf(form)[-512:]
+    for bit in range(512 * 8):
+        flipped = bytearray(block)
+        flipped[bit // 8] ^= 1 << bit % 8
+        try:
+            expected = tarfile.TarInfo.frombuf(bytes(flipped), "utf-8", "surrogateescape")
+        except tarfile.HeaderError:
+            assert _parse(bytes(flipped)) is None, bit
+        else:
+            found = _parse(bytes(flipped))
+            assert found is not None and (found.name, found.size) == (expected.name, expected.size), bit
+    assert _parse(block) is not None
