@@ -62,7 +62,7 @@ def eval_run(
     model = source.build(where)
     features = ClapFeatures(source.features, device=where)
     result = evaluate(model, eval_batches(index, plan=plan), features, device=where)
-    print(format_result(result, title=f"{run_dir}, step {source.step}, on {', '.join(patterns)}"))
+    print(format_result(result, title=f"{run_dir}, step {source.step}, on {', '.join(one.name for one in index.sets)}"))
     if val is None:
         print(f"written to {write_result(source.run_dir, source.step, result)}")
     return result
