@@ -174,15 +174,19 @@ def _softmax(batch: Batch, problem: Problem, exchange: Callable[[Tensor], Tensor
     text_losses, text_pull = softmax.finish(columns, sizes, problem=problem)
     both = exchange(torch.cat([audio_pull.packed(), text_pull.packed()], dim=1))
     all_pulls = [softmax.Pull.unpacked(part) for part in both.chunk(2, dim=1)]
-    d_audio, d_text = softmax.gradients(
+    d_audio, d_text, d_logits = softmax.gradients(
         audio, all_text, (sizes, all_sizes), (audio_pull, all_pulls[1]), problem=problem, both=whole
     )
     if d_text is None:
-        d_text, _ = softmax.gradients(
+        d_text, _, _ = softmax.gradients(
             text, all_audio, (sizes, all_sizes), (text_pull, all_pulls[0]), problem=problem, both=False
         )
-    factor = 1 / (2 * batch.audio.shape[0])
-    return _result(batch, problem, (rows, columns), (audio_losses, text_losses), (d_audio, d_text), factor)
+    losses = (audio_losses, text_losses)
+    # Over all ranks the gradients of the logits sum to 0, so any constant may be taken off the cosines in the scale's
+    # gradient. Taking off their mean keeps it exact where they are all alike: rows and columns come from different
+    # products there, whose last bits would be multiplied with a cosine of nearly 1.
+    middle = batch.all_audio.mean(0) @ batch.all_text.mean(0)
+    return _result(batch, problem, (rows, columns), losses, (d_audio, d_text), 2, d_scale=-middle * d_logits)
 
 
 def _sigmoid(batch: Batch, problem: Problem) -> ObjectiveGradients:
@@ -194,10 +198,8 @@ def _sigmoid(batch: Batch, problem: Problem) -> ObjectiveGradients:
     if columns is None or d_text is None:
         second = sigmoid.sweep(text, all_audio, problem=problem, both=False)
         columns, d_text = second.rows, second.d_rows
-    factor = 1 / batch.audio.shape[0]
-    lines, losses = (first.rows, columns), (first.rows.losses, columns.losses)
-    bias = (first.d_logits * factor).to(batch.audio.dtype)
-    return _result(batch, problem, lines, losses, (first.d_rows, d_text), factor, logit_bias=bias)
+    lines, losses, sums = (first.rows, columns), (first.rows.losses, columns.losses), (first.d_rows, d_text)
+    return _result(batch, problem, lines, losses, sums, 1, d_bias=first.d_logits)
 
 
 def _result(
@@ -206,22 +208,33 @@ def _result(
     lines: tuple[Lines, Lines] | tuple[sigmoid.SigmoidLines, sigmoid.SigmoidLines],
     losses: tuple[Tensor, Tensor],
     sums: tuple[Tensor, Tensor],
-    factor: float,
+    times: int,
     *,
-    logit_bias: Tensor | None = None,
+    d_scale: Tensor | float = 0.0,
+    d_bias: Tensor | None = None,
 ) -> ObjectiveGradients:
-    """Puts the factors in: `sums` hold G times the other side, `factor` is world over what G was multiplied with."""
-    dtype = batch.audio.dtype
+    """Puts the factors in.
+
+    Args:
+        batch: Embeddings.
+        problem: The objective.
+        lines: Statistics of own clips and captions, for the figures.
+        losses: (n,) of each.
+        sums: (n, d) of each, G times the other side; overwritten.
+        times: G is the gradient of times * B * the loss with respect to the logits.
+        d_scale: () correction of the scale's gradient, before the factor.
+        d_bias: () gradient of the bias, before the factor.
+    """
+    dtype, factor = batch.audio.dtype, 1 / (times * batch.audio.shape[0])
     loss = [line.mean(dtype=torch.float64).to(dtype) for line in losses]
     d_audio, d_text = sums
-    # One row's products at a time in float64 would be slow, one sum of all rows in float32 inexact.
-    logit_scale = torch.linalg.vecdot(batch.audio, d_audio).sum(dtype=torch.float64) * factor
+    logit_scale = torch.linalg.vecdot(batch.audio, d_audio).sum(dtype=torch.float64) + d_scale
     return ObjectiveGradients(
         loss=(loss[0] + loss[1]) / 2,
         audio=d_audio.mul_(problem.scale * factor),
         text=d_text.mul_(problem.scale * factor),
-        logit_scale=logit_scale.to(dtype),
-        logit_bias=logit_bias,
+        logit_scale=(logit_scale * factor).to(dtype),
+        logit_bias=None if d_bias is None else (d_bias * factor).to(dtype),
         figures=_figures(problem, lines, (loss[0], loss[1])),
     )
 

@@ -92,7 +92,7 @@ def sweep(rows: Side, columns: Side, *, problem: Problem, both: bool) -> Sweep:
         if block.same is not None and problem.config.positives == "soft":
             cells = torch.where(block.same, -cells, cells)
         block.own(cells).copy_(-torch.sigmoid(-own))
-        d_logits += cells.sum(dtype=torch.float64)
+        d_logits += cells.sum()
         d_rows[block.rows].addmm_(cells, columns.embeds[block.columns])
         if d_columns is not None:
             d_columns[block.columns].addmm_(cells.t(), rows.embeds[block.rows])

@@ -141,7 +141,7 @@ def gradients(
     *,
     problem: Problem,
     both: bool,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """Second sweep: sums of G_ij times the embedding on the other side, G being the gradient of 2 B times the loss.
 
     Args:
@@ -153,13 +153,14 @@ def gradients(
         both: Whether the columns' gradient is wanted too.
 
     Returns:
-        (r, d) and, with `both`, (c, d): without the factor scale / (2 B).
+        (r, d) and, with `both`, (c, d): without the factor scale / (2 B); and (), the sum of G.
     """
     row_targets, column_targets = (
         targets(size, problem=problem, like=side.embeds) for size, side in zip(sizes, (rows, columns), strict=True)
     )
     d_rows = torch.zeros_like(rows.embeds)
     d_columns = torch.zeros_like(columns.embeds) if both else None
+    d_logits = rows.embeds.new_zeros((), dtype=torch.float64)
     for block in problem.blocks(rows, columns):
         if problem.config.positives == "mask":
             assert block.same is not None
@@ -176,10 +177,11 @@ def gradients(
         own = cut(row_targets.own, block.own_rows)
         miss = pulls[0].miss[block.own_rows] + pulls[1].miss[block.own_columns]
         block.own(cells).copy_(2 * (1 - own) - miss)
+        d_logits += cells.sum()
         d_rows[block.rows].addmm_(cells, columns.embeds[block.columns])
         if d_columns is not None:
             d_columns[block.columns].addmm_(cells.t(), rows.embeds[block.rows])
-    return d_rows, d_columns
+    return d_rows, d_columns, d_logits
 
 
 def _line(t: Tensor, part: slice, dim: int) -> Tensor:
