@@ -29,6 +29,7 @@ def run_and_exit(argv: list[str] | None = None) -> None:
     Args:
         argv: Command line without the program's name; None takes the process's own.
     """
+    from clap_zero.data.processes import remove_leftovers
     from clap_zero.distributed.world import report_exit_code
     from clap_zero.hooks.watchdog import Watchdog
 
@@ -43,6 +44,7 @@ def run_and_exit(argv: list[str] | None = None) -> None:
     report_exit_code(code)
     sys.stdout.flush()
     sys.stderr.flush()
+    remove_leftovers()
     # Not sys.exit: what libraries do at exit (waiting for uploads or for a dead peer) must not keep a rank alive.
     os._exit(code)
 

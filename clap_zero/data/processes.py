@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.util
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -36,6 +38,7 @@ def starting_workers() -> Iterator[None]:
     processes to end a job: the parent finishes its step first and still needs its workers, which inherit the blocked
     signal and go when the parent goes.
     """
+    multiprocessing.util.get_temp_dir()  # now: workers then use it, too, instead of making one each
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     resource_tracker.ensure_running()  # now: starting it later would unblock the signal
@@ -45,6 +48,13 @@ def starting_workers() -> Iterator[None]:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         sys.modules["__main__"] = main
+
+
+def remove_leftovers() -> None:
+    """Removes the directory of the fork server's sockets; for a process that ends without Python's own clean-up."""
+    path = getattr(multiprocessing.current_process(), "_config", {}).get("tempdir")
+    if path is not None:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def init_worker(parent_pid: int, worker: int = 0) -> None:
@@ -69,4 +79,5 @@ def _leave_with(parent_pid: int) -> None:
         return  # not Linux: the slower watch of torch has to do
     # A pidfd becomes readable when its process ends.
     multiprocessing.connection.wait([handle])
+    remove_leftovers()  # the parent's: it was killed, or did not look
     os._exit(1)

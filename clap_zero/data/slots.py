@@ -124,19 +124,23 @@ class SlotSource:
                 sample.update(audio=raw.audio, texts=raw.texts)
             except BadSampleError as error:
                 sample["fault"] = str(error)
-            except DataError as error:  # the policy is to stop: the message names the source
-                raise DataError(
-                    f"{error} (at sample {shard.key_prefix}::{self.reader.key(shard, sample_id)})"
-                ) from error
+            except DataError as error:  # the policy is to stop
+                raise DataError(f"{error} (at sample {self._key(shard, sample_id)})") from error
+            except Exception as error:  # whatever it is, it has to say where
+                message = f"{shown(shard.path)}, sample {self._key(shard, sample_id)}"
+                raise DataError(f"{message}: {type(error).__name__}: {first_line(error)}") from error
         waited_s = self.reader.seconds.get("download", 0.0) - waited_s
         self.watch.seconds["read"] -= waited_s
         self.watch.seconds["download"] += waited_s
-        sample["__key__"] = f"{shard.key_prefix}::{self.reader.key(shard, sample_id)}"
+        sample["__key__"] = self._key(shard, sample_id)
         if len(self._blacklist) and "fault" not in sample:
             with self.watch.measure("captions"):
                 if self._blacklist.has(sample["__key__"], audio=sample["audio"], texts=sample["texts"]):
                     sample["fault"] = BLACKLISTED
         return sample
+
+    def _key(self, shard: Shard, sample_id: int) -> str:
+        return f"{shard.key_prefix}::{self.reader.key(shard, sample_id)}"
 
     def _order(self, epoch: int) -> EpochOrder:
         if epoch not in self._orders:
@@ -163,8 +167,11 @@ class UnlessBad:
                 self._stage(sample)
             except (BadSampleError, AudioError) as error:
                 sample["fault"] = str(error)
-            except (DataError, AssertionError):
+            except DataError:
                 raise
+            except AssertionError as error:
+                where = f"{sample['__url__']}, sample {sample['__key__']}"
+                raise DataError(f"{where}: {type(self._stage).__name__}: {error!r}") from error
             except Exception as error:  # noqa: BLE001
                 # Decoders raise what they like on broken bytes. One sample must not end a run, and a fault of ours
                 # that meets every sample does so by data.max_bad_fraction.

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from clap_zero.data.stopwatch import STAGES, describe_wait
 from clap_zero.training.hooks import Hook
 from clap_zero.training.loop import Trainer
 from clap_zero.training.step import StepResult
+
+_WAIT_SHARE = 0.1
+_WAIT_WINDOW = 20
+_STEPS_BETWEEN_HINTS = 200
+_FIRST_STEPS = 2
+"""Steps that wait for the loader to start."""
 
 
 class ConsoleHook(Hook):
@@ -26,6 +34,8 @@ class ConsoleHook(Hook):
         self._started = 0.0
         self._first_step = 0
         self._first_loss: float | None = None
+        self._latest: deque[StepResult] = deque(maxlen=_WAIT_WINDOW)
+        self._next_hint = 0
 
     def on_start(self, trainer: Trainer) -> None:
         self._started = time.monotonic()
@@ -45,37 +55,51 @@ class ConsoleHook(Hook):
             self._bar.update(result.step - self._bar.n)
         elif result.step % self._every_steps == 0 or result.step in (1, trainer.plan.max_steps):
             self._print_line(trainer, result)
+        self._watch_waiting(result)
 
     def on_epoch_end(self, trainer: Trainer, epoch: int) -> None:
-        self._say(f"epoch {epoch} ends at step {trainer.state.step}")
+        self.say(f"epoch {epoch} ends at step {trainer.state.step}")
 
     def on_checkpoint(self, trainer: Trainer, path: Path) -> None:
-        self._say(f"checkpoint {path}")
+        self.say(f"checkpoint {path}")
 
     def on_evaluate(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
         names = (f"{way}.{figure}" for figure in ("R@1", "median_rank") for way in ("audio_to_text", "text_to_audio"))
         shown = ", ".join(f"{name} {metrics[name]:.3g}" for name in names if name in metrics)
-        self._say(f"evaluation at step {trainer.state.step}: {shown} (of {metrics.get('num_clips')} held-out clips)")
+        self.say(f"evaluation at step {trainer.state.step}: {shown} (of {metrics.get('num_clips')} held-out clips)")
 
     def on_stop(self, trainer: Trainer, reason: str) -> None:
-        self._say(f"stopping after step {trainer.state.step}: {reason}; the same command continues the run")
+        self.say(f"stopping after step {trainer.state.step}: {reason}; the same command continues the run")
 
     def on_close(self, trainer: Trainer) -> None:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
+    def _watch_waiting(self, result: StepResult) -> None:
+        """Say that steps wait for data, and for which part of the loader, when it is much; then not for a while."""
+        if result.step > self._first_step + _FIRST_STEPS:
+            self._latest.append(result)
+        if len(self._latest) < _WAIT_WINDOW or result.step < self._next_hint:
+            return
+        share = sum(r.data_wait_s for r in self._latest) / max(sum(r.step_time_s for r in self._latest), 1e-9)
+        if share > _WAIT_SHARE:
+            self._next_hint = result.step + _STEPS_BETWEEN_HINTS
+            seconds = {stage: sum(latest.loader_s[stage] for latest in self._latest) for stage in STAGES}
+            self.say(describe_wait(share, seconds))
+
     def _print_line(self, trainer: Trainer, result: StepResult) -> None:
         done = result.step - self._first_step
         eta_s = (time.monotonic() - self._started) / done * (trainer.plan.max_steps - result.step)
         norm = "overflow" if result.grad_norm is None else f"{result.grad_norm:.3f}"
-        self._say(
+        self.say(
             f"step {result.step}/{trainer.plan.max_steps}  loss {result.loss:.4f}  lr {result.learning_rate:.2e}  "
             f"grad_norm {norm}  scale {result.logit_scale:.2f}  {result.samples_per_second:.1f} pairs/s  "
             f"data {result.data_wait_s:.2f}s  {result.peak_memory_bytes / 2**30:.1f} GiB  eta {_duration(eta_s)}"
         )
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Show a line; a progress bar stays below it."""
         if self._bar is not None:
             self._bar.write(text)
         else:

@@ -25,27 +25,28 @@ class MetricsHook(Hook):
         self._attempt = attempt
 
     def on_start(self, trainer: Trainer) -> None:
-        self._event("start", trainer, world_size=trainer.world.size, global_batch=trainer.plan.global_batch)
+        self.event("start", trainer, world_size=trainer.world.size, global_batch=trainer.plan.global_batch)
 
     def on_step(self, trainer: Trainer, result: StepResult) -> None:
         self._lines.append(step_line(result, attempt=self._attempt))
 
     def on_checkpoint(self, trainer: Trainer, path: Path) -> None:
-        self._event("checkpoint", trainer, path=path.name)
+        self.event("checkpoint", trainer, path=path.name)
 
     def on_evaluate(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
-        self._event("evaluation", trainer, metrics=metrics)
+        self.event("evaluation", trainer, metrics=metrics)
 
     def on_stop(self, trainer: Trainer, reason: str) -> None:
-        self._event("stop", trainer, reason=reason)
+        self.event("stop", trainer, reason=reason)
 
     def on_end(self, trainer: Trainer) -> None:
-        self._event("end", trainer)
+        self.event("end", trainer)
 
     def on_close(self, trainer: Trainer) -> None:
         self._lines.close()
 
-    def _event(self, name: str, trainer: Trainer, **fields: Any) -> None:
+    def event(self, name: str, trainer: Trainer, **fields: Any) -> None:
+        """Write a line that is no step."""
         self._lines.append({"event": name, "step": trainer.state.step, "attempt": self._attempt, **fields})
 
 

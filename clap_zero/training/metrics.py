@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ class LocalFigures:
         peak_memory_bytes: Largest memory so far: device memory, resident set size on CPU.
         num_skipped: Samples of the step that could not be used and were replaced.
         stop: 1 if a signal asked this rank to stop.
+        loader_s: Seconds that the rank's loader spent on the step's batches, in the order of STAGES.
     """
 
     loss: float
@@ -30,6 +31,7 @@ class LocalFigures:
     peak_memory_bytes: float
     num_skipped: float
     stop: float
+    loader_s: tuple[float, ...]
 
 
 def gather_figures(figures: LocalFigures, *, device: torch.device) -> list[LocalFigures]:
@@ -42,8 +44,12 @@ def gather_figures(figures: LocalFigures, *, device: torch.device) -> list[Local
     """
     # float64: a peak of 100 GB has to survive next to a loss. Devices without it take float32, exact to 2^24 relative.
     dtype = torch.float32 if device.type == "mps" else torch.float64
-    mine = torch.tensor([list(asdict(figures).values())], dtype=dtype, device=device)
-    return [LocalFigures(*row) for row in collectives.all_gather(mine).tolist()]
+    names = [field.name for field in fields(figures) if field.name != "loader_s"]
+    mine = torch.tensor([[*(getattr(figures, name) for name in names), *figures.loader_s]], dtype=dtype, device=device)
+    return [
+        LocalFigures(**dict(zip(names, row, strict=False)), loader_s=tuple(row[len(names) :]))
+        for row in collectives.all_gather(mine).tolist()
+    ]
 
 
 def step_line(result: Any, *, attempt: int) -> dict[str, Any]:

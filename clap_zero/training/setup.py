@@ -13,11 +13,13 @@ from clap_zero.checkpoint.state import TrainState, load
 from clap_zero.checkpoint.store import CheckpointStore
 from clap_zero.config.preset import load_preset
 from clap_zero.data.batch import LoaderPlan
+from clap_zero.data.index import policy_of
 from clap_zero.data.loader import eval_batches, train_batches
 from clap_zero.data.partition import DataPosition
 from clap_zero.distributed.world import World, cores_per_rank, set_cpu_threads
 from clap_zero.hooks.checkpoint import CheckpointHook
 from clap_zero.hooks.console import ConsoleHook
+from clap_zero.hooks.data import DataHook
 from clap_zero.hooks.evaluate import EvaluateHook
 from clap_zero.hooks.jsonl import KeysHook, MetricsHook
 from clap_zero.hooks.wandb import WandbHook
@@ -100,6 +102,7 @@ def _train_plan(settled: Settled, reading: dict[str, Any], *, state: TrainState,
         accumulation=resolved.accumulation,
         position=DataPosition(epoch=state.epoch, offset=state.offset),
         shuffle_shards=run.data.shuffle_shards,
+        blacklist=run.data.blacklist,
     )
 
 
@@ -113,6 +116,7 @@ def _reading(settled: Settled, *, features: FeatureConfig, tokenizer: Path | Non
         "seed": run.train.seed,
         "tokenizer_path": None if tokenizer is None else str(tokenizer),
         "max_caption_tokens": run.data.max_caption_tokens,
+        "policy": policy_of(run.data),
         "max_seconds": run.data.max_seconds,
         "max_bad_fraction": run.data.max_bad_fraction,
         "workers": _num_workers(settled, world),
@@ -150,12 +154,14 @@ def _hooks(
 ) -> Iterator[Hook]:
     """In the order in which they run: a step is on record before anything that can fail happens after it."""
     run, directory = settled.run, settled.directory
-    if world.is_main:
-        yield MetricsHook(directory.metrics_path, attempt=settled.attempt)
+    metrics = MetricsHook(directory.metrics_path, attempt=settled.attempt) if world.is_main else None
+    console = ConsoleHook(every_steps=run.log.every_steps)
+    if metrics is not None:
+        yield metrics
     if run.data.log_keys is not None:
         yield KeysHook(Path(run.data.log_keys), rank=world.rank, attempt=settled.attempt)
     if world.is_main:
-        yield ConsoleHook(every_steps=run.log.every_steps)
+        yield console
         yield WandbHook(
             directory.path,
             mode=run.wandb.mode,
@@ -172,6 +178,14 @@ def _hooks(
             },
             attempt=settled.attempt,
         )
+    yield DataHook(
+        directory.path / "skipped",
+        rank=world.rank,
+        attempt=settled.attempt,
+        set_names=[data_set.name for data_set in settled.train.sets],
+        metrics=metrics,
+        say=console.say,
+    )
     yield CheckpointHook(
         CheckpointStore(directory.checkpoints_path),
         every_steps=run.checkpoint.every_steps,

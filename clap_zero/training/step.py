@@ -11,6 +11,8 @@ from torch import Tensor
 
 from clap_zero.audio.features import ClapFeatures
 from clap_zero.data.loader import Batch
+from clap_zero.data.stopwatch import STAGES
+from clap_zero.data.tally import Tally
 from clap_zero.distributed.world import World, peak_memory_bytes
 from clap_zero.errors import DivergedError
 from clap_zero.objective.gathered import contrastive_loss
@@ -24,7 +26,7 @@ MOST_WASTED_STEPS = 50
 
 @dataclass(frozen=True)
 class StepResult:
-    """One optimizer step, the same on every rank except `keys` and `skipped`.
+    """One optimizer step, the same on every rank except `keys`, `skipped` and `tally`.
 
     Attributes:
         step: Optimizer step, 1-based.
@@ -40,8 +42,11 @@ class StepResult:
         data_wait_s: Longest wait of a rank for its loader.
         peak_memory_bytes: Largest over the ranks.
         num_skipped: Unusable samples that were replaced, over all ranks.
+        loader_s: Seconds that all loaders spent on the step's batches, by stage.
         stop_requested: Whether a signal asked some rank to stop.
         keys: Keys of this rank's samples, micro batches in order.
+        skipped: Key and reason of this rank's samples that others replaced.
+        tally: What this rank's batches were made of.
     """
 
     step: int
@@ -57,8 +62,11 @@ class StepResult:
     data_wait_s: float
     peak_memory_bytes: int
     num_skipped: int
+    loader_s: dict[str, float]
     stop_requested: bool
     keys: tuple[str, ...]
+    skipped: tuple[tuple[str, str], ...]
+    tally: Tally
 
 
 class Stepper:
@@ -120,7 +128,8 @@ class Stepper:
         learning_rate = self._engine.learning_rate
         losses: list[Tensor] = []
         keys: list[str] = []
-        num_skipped = 0
+        skipped: list[tuple[str, str]] = []
+        tally = Tally()
         wait_s = 0.0
         updated = False
         for micro_index in range(self._accumulation):
@@ -130,15 +139,17 @@ class Stepper:
             loss, scale, updated = self._micro_batch(batch, step=step, micro_index=micro_index)
             losses.append(loss)
             keys += batch.keys
-            num_skipped += len(batch.skipped)
+            skipped += batch.skipped
+            tally.see(batch)
         loss_value = sum(float(loss) for loss in losses) / len(losses)
         mine = LocalFigures(
             loss=loss_value,
             step_time_s=time.perf_counter() - started,
             data_wait_s=wait_s,
             peak_memory_bytes=peak_memory_bytes(self._world.device),
-            num_skipped=num_skipped,
+            num_skipped=tally.num_bad,
             stop=float(self._stop_requested() is not None),  # asked now: a launcher waits 30 s, not two steps
+            loader_s=tuple(tally.loader_s.get(stage, 0.0) for stage in STAGES),
         )
         everyone = gather_figures(mine, device=self._world.device)
         num_pairs = len(keys) * self._world.size
@@ -157,8 +168,11 @@ class Stepper:
             data_wait_s=max(figures.data_wait_s for figures in everyone),
             peak_memory_bytes=int(max(figures.peak_memory_bytes for figures in everyone)),
             num_skipped=int(sum(figures.num_skipped for figures in everyone)),
+            loader_s={stage: sum(figures.loader_s[n] for figures in everyone) for n, stage in enumerate(STAGES)},
             stop_requested=any(figures.stop for figures in everyone),
             keys=tuple(keys),
+            skipped=tuple(skipped),
+            tally=tally,
         )
         self._check_progress(result, updated=updated)
         return result
