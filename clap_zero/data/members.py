@@ -2,22 +2,31 @@
 
 Key rules: a member's key is its path in the tar up to the known audio or text suffix, so `22.05.wav` has the key
 `22.05` and `train.v1/0001.flac` the key `train.v1/0001`. Members are grouped over the WHOLE tar, so their order does
-not matter and no pair is ever made across shards. Of equal names the first wins. `._*`, `.DS_Store` and `__MACOSX`
-are ignored. Samples are numbered in the order of the tar, complete pairs first.
+not matter and no pair is ever made across shards. `._*`, `.DS_Store` and `__MACOSX` are ignored. Samples are numbered
+in the order of the tar, complete pairs first.
+
+Of members with equal names copies are ignored. Where their contents differ (a writer that was killed and went on in the
+same file) nobody can say which sound belongs to which caption: the key is refused. A second sound in another format is
+ignored where it stands beside the first one, and else refused alike.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
-from clap_zero.data.tar import Member, TarScan, scan_tar
+from clap_zero.data.tar import Member, TarScan, scan_descriptor
 
 AUDIO_SUFFIXES = (
     ".flac", ".wav", ".ogg", ".oga", ".opus", ".mp3", ".m4a", ".mp4", ".aac", ".webm", ".wma", ".aif", ".aiff", ".au",
     ".caf", ".w64", ".logmel",
 )  # fmt: skip
 TEXT_SUFFIXES = (".json", ".txt")
+_COMPARED_BYTES = 1 << 20
 
 
 class BadSampleError(Exception):
@@ -26,10 +35,11 @@ class BadSampleError(Exception):
 
 @dataclass
 class Group:
-    """The members of a key."""
+    """The members of a key, and why they cannot be used, if so."""
 
     audio: Member | None = None
     texts: dict[str, Member] = field(default_factory=dict)
+    fault: str = ""
 
     @property
     def complete(self) -> bool:
@@ -78,14 +88,25 @@ def scan_shard(path: str) -> ShardContents:
     Raises:
         OSError: the file cannot be read.
     """
-    return group_members(scan_tar(path))
+    with Path(path).open("rb") as file:
+        return group_open(file.fileno())
 
 
-def group_members(scan: TarScan) -> ShardContents:
-    """Groups members by key: audio and texts of the same key belong together wherever they stand in the tar."""
+def group_open(descriptor: int) -> ShardContents:
+    """As scan_shard, of an open file."""
+    return group_members(scan_descriptor(descriptor), same=partial(_same_bytes, descriptor))
+
+
+def group_members(scan: TarScan, *, same: Callable[[Member, Member], bool] | None = None) -> ShardContents:
+    """Groups members by key: audio and texts of the same key belong together wherever they stand in the tar.
+
+    Args:
+        scan: the members.
+        same: whether two members have equal contents; None: nobody can look, so they count as different.
+    """
     groups: dict[str, Group] = {}
     suffixes: Counter[str] = Counter()
-    faults, num_ignored, doubled = list(scan.faults), 0, []
+    faults, num_ignored, doubled, previous = list(scan.faults), 0, [], ""
     for member in scan.members:
         split = split_name(member.name)
         if split is None:
@@ -97,15 +118,19 @@ def group_members(scan: TarScan) -> ShardContents:
         if not suffix:
             continue
         group = groups.setdefault(key, Group())
-        if suffix in TEXT_SUFFIXES:
-            doubled += [member.name] if suffix in group.texts else []
-            group.texts.setdefault(suffix, member)
-        elif group.audio is None:
-            group.audio = member
-        else:
+        first = group.texts.get(suffix) if suffix in TEXT_SUFFIXES else group.audio
+        if first is not None:
             doubled.append(member.name)
+            beside = previous == key and first.name != member.name
+            if not (beside or group.fault or (same is not None and same(first, member))):
+                group.fault = f"{member.name.rsplit('/', 1)[-1]!r} stands in the tar more than once with other contents"
+        elif suffix in TEXT_SUFFIXES:
+            group.texts[suffix] = member
+        else:
+            group.audio = member
+        previous = key
     if doubled:
-        faults.append(f"has {len(doubled)} doubled members, the first of each is used: {doubled[:3]}")
+        faults.append(f"has {len(doubled)} doubled members; copies are ignored, other contents refused: {doubled[:3]}")
     # A stable sort: the order of the tar stays within the complete and within the incomplete ones.
     ordered = sorted(groups.items(), key=lambda item: not item[1].complete)
     return ShardContents(
@@ -116,6 +141,18 @@ def group_members(scan: TarScan) -> ShardContents:
         faults=faults,
         suffixes=suffixes,
     )
+
+
+def _same_bytes(descriptor: int, first: Member, second: Member) -> bool:
+    """Whether two members of an open tar are copies. Each is as long as what it takes in the file: no claims count."""
+    if first.size_bytes != second.size_bytes:
+        return False
+    for start in range(0, first.size_bytes, _COMPARED_BYTES):
+        length = min(_COMPARED_BYTES, first.size_bytes - start)
+        one, other = (os.pread(descriptor, length, member.offset + start) for member in (first, second))
+        if one != other:
+            return False
+    return True
 
 
 def describe_suffixes(suffixes: Counter[str]) -> str:

@@ -36,7 +36,8 @@ def sample_in(data: bytes) -> RawSample:
     """
     scan = scan_bytes(data)
     contents = group_members(scan)
-    if scan.faults or len(contents.keys) != 1 or contents.num_complete != 1 or scan.members[0].header_offset != 0:
+    usable = not scan.faults and len(contents.keys) == contents.num_complete == 1 and not contents.groups[0].fault
+    if not usable or scan.members[0].header_offset != 0:
         raise SpansError("there is no sample at the place that it names: is it older than the shard?")
     group = contents.groups[0]
     _check_size(group)
@@ -57,6 +58,8 @@ def read_group(descriptor: int, key: str, group: Group) -> RawSample:
         raise BadSampleError("no audio member with this key")
     if not group.texts:
         raise BadSampleError("no .json or .txt member with this key")
+    if group.fault:
+        raise BadSampleError(group.fault)
     _check_size(group)
     audio = _bytes(descriptor, group.audio.offset, group.audio.size_bytes)
     texts = {suffix: _bytes(descriptor, m.offset, m.size_bytes) for suffix, m in group.texts.items()}

@@ -19,7 +19,7 @@ from clap_zero.data.members import (
     BadSampleError,
     ShardContents,
     describe_suffixes,
-    group_members,
+    group_open,
     scan_shard,
     split_name,
 )
@@ -27,7 +27,6 @@ from clap_zero.data.places import ReadPolicy, is_remote, local_path, shown
 from clap_zero.data.samples import MAX_MEMBER_BYTES, RawSample, read_group, sample_in
 from clap_zero.data.source_errors import RangeError, SourceError
 from clap_zero.data.spans import SpansError, SpansRef, SpanTables
-from clap_zero.data.tar import scan_descriptor
 from clap_zero.errors import DataError
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ __all__ = [
     "ShardReader",
     "SpansRef",
     "describe_suffixes",
-    "group_members",
+    "group_open",
     "scan_shard",
     "split_name",
 ]
@@ -220,7 +219,7 @@ class ShardReader:
         if path in self._contents and self._contents[path][0] != version:
             self._num_members -= len(self._contents.pop(path)[1].keys)
         if path not in self._contents:
-            contents = group_members(scan_descriptor(descriptor))
+            contents = group_open(descriptor)
             self._contents[path] = version, contents
             self._num_members += len(contents.keys)
             faults = list(contents.faults)

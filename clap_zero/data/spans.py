@@ -51,7 +51,7 @@ def group_span(group: Group) -> tuple[int, int]:
     """(offset, length in bytes) of a complete pair's members with their headers; (0, 0) where others lie between."""
     assert group.audio is not None
     members = sorted([group.audio, *group.texts.values()], key=lambda member: member.header_offset)
-    if any(before.end != after.header_offset for before, after in pairwise(members)):
+    if group.fault or any(before.end != after.header_offset for before, after in pairwise(members)):
         return 0, 0
     length = members[-1].end - members[0].header_offset
     return (members[0].header_offset, length) if length <= _MAX_LENGTH else (0, 0)

@@ -265,6 +265,13 @@ def test_samples_that_are_no_sound_are_refused(bad):
         decode(encode(samples, "WAV", subtype="FLOAT"), max_seconds=60)
 
 
+def test_infinities_of_both_signs_are_refused_without_a_warning():
+    samples = np.full((100, 2), np.inf, dtype=np.float32)
+    samples[:, 1] = -np.inf
+    with pytest.raises(AudioError, match="NaN or infinite"):
+        decode(encode(samples, "WAV", subtype="FLOAT"), max_seconds=60)
+
+
 @pytest.mark.parametrize("peak", [8.1, 32_768.0])
 def test_float_files_of_another_scale_are_refused(peak):
     with pytest.raises(AudioError, match=f"WAV holds samples up to {peak:.6g}, full scale is 1"):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clap_zero.data.shards import Shard, ShardReader, scan_shard
+from clap_zero.data.shards import BadSampleError, Shard, ShardReader, scan_shard
+from clap_zero.data.spans import span_rows
 from clap_zero.data.tar import _parse, scan_tar
 from tests.unit.data.shard_files import audio_bytes, pair, write_tar
 
@@ -103,14 +104,36 @@ def test_members_that_are_not_side_by_side_are_regrouped(tmp_path):
     assert contents.keys == ["a", "b"] and contents.num_complete == 2 and contents.faults == []
 
 
-def test_of_doubled_members_the_first_is_used_and_it_is_said(tmp_path):
-    first, other, b = pair("a", 1), pair("a", 9), pair("b", 2)
-    path = write_tar(tmp_path / "0.tar", [first[0], first[1], other[0], *b])
+def test_copies_of_a_member_are_ignored_and_said(tmp_path):
+    a, b = pair("a", 1), pair("b", 2)
+    path = write_tar(tmp_path / "0.tar", [*a, a[0], *b, a[1]])
+    contents = scan_shard(str(path))
+    assert contents.keys == ["a", "b"] and contents.num_complete == 2 and not contents.groups[0].fault
+    assert "2 doubled members" in contents.faults[0] and "a.flac" in contents.faults[0]
+    assert span_rows(str(path))["offset"].tolist() == [0, contents.groups[1].audio.header_offset]
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_key_whose_members_are_there_twice_with_other_contents_is_refused(tmp_path, torn):
+    """A writer that was killed behind the first sound and wrote the key anew: sound and caption are of two lives."""
+    first, other, b = pair("a", 1), pair("a", 9, text=["other"]), pair("b", 2)
+    path = write_tar(tmp_path / "0.tar", [first[0], *([] if torn else first[1:]), *other, *b])
     contents = scan_shard(str(path))
     assert contents.keys == ["a", "b"] and contents.num_complete == 2
-    audio = contents.groups[0].audio
-    assert path.read_bytes()[audio.offset : audio.offset + audio.size_bytes] == first[0][1]
-    assert "doubled" in contents.faults[0] and "a.flac" in contents.faults[0]
+    shard, reader = Shard(str(path), "train/0.tar", 2), ShardReader()
+    with pytest.raises(BadSampleError, match=r"'a\.\w+' stands in the tar more than once with other contents"):
+        reader.read(shard, 0)
+    assert reader.read(shard, 1).key == "b"
+    assert span_rows(str(path))["length"].astype(bool).tolist() == [False, True]
+    reader.close()
+
+
+def test_a_second_sound_in_another_format_is_ignored_beside_the_first_only(tmp_path):
+    a, b = pair("a", 1), pair("b", 2)
+    beside = scan_shard(str(write_tar(tmp_path / "0.tar", [a[0], ("a.wav", b"x"), a[1], *b])))
+    assert beside.groups[0].audio.name == "a.flac" and not beside.groups[0].fault
+    apart = scan_shard(str(write_tar(tmp_path / "1.tar", [a[0], *b, ("a.wav", b"x"), a[1]])))
+    assert apart.groups[0].fault
 
 
 def test_dots_in_names(tmp_path):
