@@ -34,7 +34,7 @@ def mix_down(samples: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(samples, dtype=np.float32)
     if samples.shape[1] == 1:
         return np.ascontiguousarray(samples[:, 0], dtype=np.float32)
-    # Infinities of both signs have no mean, and what is huge in float64 is infinite in float32: the caller refuses both.
+    # Infinities of both signs have no mean, and huge float64 samples are infinite in float32: the caller refuses both.
     with np.errstate(invalid="ignore", over="ignore"):
         return samples.mean(axis=1, dtype=np.float64).astype(np.float32)
 
