@@ -6,11 +6,11 @@ import contextlib
 import io
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import psutil
@@ -51,7 +51,7 @@ class BenchOptions:
     seconds: float = 10.0
     workers: int = 0
     micro_batch: int = 32
-    truncation: str = "rand_trunc"
+    truncation: Literal["rand_trunc", "fusion"] = "rand_trunc"
     seed: int = 0
     features: bool = False
     caption_key: str = "text"
@@ -138,7 +138,7 @@ def _measure(
     for batch in islice(batches, warm_up):
         if features is not None:
             features(batch)
-    stage_s: Counter[str] = Counter()
+    stage_s: defaultdict[str, float] = defaultdict(float)
     skipped: Counter[str] = Counter()
     num_pairs = num_batches = 0
     started, cpu_before = time.perf_counter(), _cpu_seconds()
@@ -150,7 +150,8 @@ def _measure(
             stage_s[FEATURES] += time.perf_counter() - begun
         num_pairs += len(batch)
         num_batches += 1
-        stage_s.update(batch.seconds)
+        for stage, spent in batch.seconds.items():
+            stage_s[stage] += spent
         skipped.update(reason for _, reason in batch.skipped)
     return {
         "num_pairs": num_pairs,

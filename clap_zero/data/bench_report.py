@@ -6,24 +6,14 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from clap_zero.data.stopwatch import ADVICE
+
 FEATURES = "features"
 """Name of the stage that the training device does; the others are the loader's."""
 _LIMIT_SHARE = 0.35
 """A stage below this part of the time is not called the limit by itself: the work is spread."""
 
-_WAYS_OUT = {
-    "download": "more --workers wait for more shards at once, `clap-zero check` writes the spans.npy with which each "
-    "rank fetches only its own samples, and a copy on a local disk needs no download",
-    "read": "put the shards on a faster disk, or let `clap-zero check` write their spans.npy, so that no headers are "
-    "searched",
-    "decode": "more --workers where cores are free, or `clap-zero pack --store logmel`, which leaves nothing to decode",
-    "resample": "pack the clips at 48 kHz with `clap-zero pack`, which leaves nothing to resample",
-    "captions": "more --workers where cores are free, or shorter lists of captions",
-    "tokenise": "more --workers where cores are free, or shorter captions",
-    "collate": "more --workers where cores are free",
-    FEATURES: "they are computed on the training device, not by the loader: a GPU takes them off this CPU",
-}
-"""What helps where a stage is the limit, by the stage's name."""
+_FEATURES_ADVICE = "they are computed on the training device, not by the loader: a GPU takes them off this CPU"
 
 
 @dataclass(frozen=True)
@@ -119,7 +109,5 @@ class BenchReport:
             return "no stage took time that could be measured: take more --seconds"
         name, share = next(iter(self.shares.items()))
         if share < _LIMIT_SHARE:
-            return (
-                f"no stage is the limit by itself ({name} takes most, {share:.0%}): more --workers where cores are free"
-            )
-        return f"{name} is the limit, {share:.0%} of the time: {_WAYS_OUT[name]}"
+            return f"no stage is the limit by itself, {name} takes most ({share:.0%}): more --data.workers"
+        return f"{name} is the limit, {share:.0%} of the time: {ADVICE.get(name, _FEATURES_ADVICE)}"

@@ -11,7 +11,7 @@ STAGES = ("download", "read", "decode", "resample", "captions", "tokenise", "col
 resampling, choosing captions (blacklist included), tokenising, joining samples to a batch."""
 
 _LOADER = "more --data.workers"
-_ADVICE = {
+ADVICE = {
     "download": "a copy or a cache (--data.cache_dir) nearer to the machine, or more --data.workers",
     "read": "a faster or local disk, or an index of the shards' samples (clap-zero check writes it)",
     "decode": f"{_LOADER}, or clap-zero pack --store logmel",
@@ -20,6 +20,7 @@ _ADVICE = {
     "tokenise": _LOADER,
     "collate": _LOADER,
 }
+"""What helps where a stage is the limit."""
 
 
 class Stopwatch:
@@ -55,4 +56,4 @@ def describe_wait(wait_share: float, seconds: Mapping[str, float]) -> str:
     if total <= 0:
         return line
     stage = max(STAGES, key=lambda name: seconds.get(name, 0.0))
-    return f"{line}; of the loader's time {stage} takes {seconds[stage] / total:.0%}: {_ADVICE[stage]}"
+    return f"{line}; of the loader's time {stage} takes {seconds[stage] / total:.0%}: {ADVICE[stage]}"
