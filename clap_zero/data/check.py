@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +26,7 @@ from clap_zero.data.check_worker import Bad, Blacklisted, Done, Good, Message, N
 from clap_zero.data.index import ShardIndex, load_index
 from clap_zero.data.skips import bad_limit
 from clap_zero.data.sources import ReadPolicy
+from clap_zero.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -89,15 +90,16 @@ def check(options: CheckOptions) -> CheckReport:
         The sums.
 
     Raises:
-        DataError: the shards cannot be found, or hold nothing.
+        DataError: no shard can be found, or all hold nothing.
         ConfigError: a file cannot be written, or a setting is out of range.
         LaunchError: the processes do not start.
     """
     begun_s = time.monotonic()
     plan, blacklist = options.plan(), Blacklist.read(options.blacklist)
-    index = load_index(options.shards, policy=options.policy, caption_key=options.rule.caption_key)
+    report = CheckReport()
+    index = _find(options, report)
+    report.num_shards = index.num_shards
     files = IndexFiles(index, write=options.write_index, rewrite=options.rewrite_index, out=options.index_out)
-    report = CheckReport(num_shards=index.num_shards)
     findings = FindingsFile(options.json_path)
     show = options.progress and sys.stderr.isatty()
     with tqdm(total=index.num_stored, unit="samples", disable=not show, smoothing=0.05) as bar:
@@ -111,6 +113,22 @@ def check(options: CheckOptions) -> CheckReport:
     report.elapsed_s = time.monotonic() - begun_s
     findings.close(report)
     return report
+
+
+def _find(options: CheckOptions, report: CheckReport) -> ShardIndex:
+    """The index; without the shards over which training would not start, which are a finding here."""
+    try:
+        return load_index(options.shards, policy=options.policy, caption_key=options.rule.caption_key)
+    except DataError as error:
+        if options.policy.missing == "skip":
+            raise
+        policy = replace(options.policy, missing="skip")
+        try:
+            index = load_index(options.shards, policy=policy, caption_key=options.rule.caption_key)
+        except DataError:
+            raise error from None
+        report.count_fatal(str(error))
+        return index
 
 
 def _tasks(index: ShardIndex, options: CheckOptions) -> Iterator[Task]:

@@ -242,7 +242,7 @@ def _remote_directory(url: str, policy: ReadPolicy) -> Found:
     with_spans = sources.exists(f"{head}{SPANS_FILE}{tail}", policy)
     found = _quoted(_chosen(head, tail, natural_sorted(sizes), sizes, with_spans=with_spans, whole=True))
     rows = range(len(found.names))
-    absent = [row for row in spread(rows, _ASKED) if not sources.exists(found.path(row), policy)]
+    absent = [row for row in spread(rows, _ASKED) if not _is_there(found.path(row), policy)]
     if not absent:
         return found
     missing = [shown(found.path(row)) for row in absent]
@@ -277,4 +277,14 @@ def _absent(head: str, tail: str, names: Sequence[str], sizes: Collection[str], 
     """Names in no list that are not there when asked for; a request each, so of many only some are asked for."""
     unlisted = [name for name in names if name not in sizes]
     asked = unlisted if len(unlisted) <= MAX_ASKED else spread(unlisted, _ASKED)
-    yield from (name for name in asked if not sources.exists(f"{head}{name}{tail}", policy))
+    yield from (name for name in asked if not _is_there(f"{head}{name}{tail}", policy))
+
+
+def _is_there(url: str, policy: ReadPolicy) -> bool:
+    """Whether a shard is there. One that may be passed over and does not answer now is asked again when it is read."""
+    try:
+        return sources.exists(url, policy)
+    except DataError:
+        if policy.missing == "skip":
+            return True
+        raise
