@@ -21,7 +21,7 @@ from clap_zero.data.pack_parts import (
     part_directory,
     refuse_begun_join,
 )
-from clap_zero.data.pack_pool import encode_all
+from clap_zero.data.pack_pool import encode_all, warm_up
 from clap_zero.data.pack_report import PackReport, SplitReport
 from clap_zero.data.pack_scratch import scratch_directory, take_place
 from clap_zero.data.pack_sidecars import from_folder
@@ -114,6 +114,8 @@ def pack(options: PackOptions) -> PackReport:
     try:
         if options.part is not None:
             refuse_begun_join(options.out)
+        if options.workers > 1:
+            warm_up()
         source = _source(options)
         listing = list_share(source.names(), part.share(source.num_items, options.shard_size))
         if options.part is not None and not options.overwrite:

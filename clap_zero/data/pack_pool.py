@@ -6,18 +6,22 @@ handed out ahead, as long as what lies in memory for it stays bounded.
 
 from __future__ import annotations
 
+import functools
 import os
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
 
 from clap_zero.data.pack_encoding import Encoded, Encoding
 from clap_zero.data.pack_items import Item
 from clap_zero.data.processes import forkserver_context, init_worker, starting_workers
 from clap_zero.errors import DataError
 
+_WORKER_MODULE = "clap_zero.data.pack_audio"
 _AHEAD = 32
 """Items for each worker."""
 _AHEAD_BYTES = 1 << 29
@@ -54,11 +58,21 @@ def encode_all(items: Iterable[Item], encoding: Encoding, *, workers: int) -> It
         pool.close()
 
 
+def warm_up() -> None:
+    """Has the workers' imports begin while the parent still lists the source."""
+    forkserver_context(_WORKER_MODULE)
+    with starting_workers():
+        forkserver.ensure_running()
+
+
 @dataclass
 class _Task:
+    """An item that is handed out, and what lies in memory for it: its file, then what is stored of it."""
+
     item: Item
-    future: Future[Encoded]
+    future: Future[Encoded] = field(default_factory=Future)
     size_bytes: int = 0
+    taken: bool = False
 
 
 class _Pool:
@@ -69,16 +83,22 @@ class _Pool:
         self._workers = workers
         self._executor = self._start(workers)
         self._deaths = 0
+        self._held_bytes = 0
+        self._counting = threading.Lock()
         self.pending: deque[_Task] = deque()
 
     @staticmethod
     def _start(workers: int) -> ProcessPoolExecutor:
-        context = forkserver_context("clap_zero.data.pack_audio")
+        context = forkserver_context(_WORKER_MODULE)
         return ProcessPoolExecutor(workers, mp_context=context, initializer=init_worker, initargs=(os.getpid(),))
 
     def submit(self, item: Item) -> None:
         """Hands out an item."""
-        self.pending.append(_Task(item, self._send(self._executor, item)))
+        task = _Task(item)
+        self.pending.append(task)
+        self._count(task, len(item.audio or b""))
+        task.future = self._send(self._executor, item)
+        task.future.add_done_callback(functools.partial(self._finished, task))
 
     def _send(self, executor: ProcessPoolExecutor, item: Item) -> Future[Encoded]:
         with starting_workers():
@@ -89,14 +109,19 @@ class _Pool:
                 future.set_exception(error)
                 return future
 
+    def _finished(self, task: _Task, future: Future[Encoded]) -> None:
+        if _is_done(future):
+            self._count(task, len(task.item.audio or b"") + len(future.result().data or b""))
+
+    def _count(self, task: _Task, size_bytes: int) -> None:
+        with self._counting:
+            if not task.taken:  # a result can be taken before its callback has run
+                self._held_bytes += size_bytes - task.size_bytes
+                task.size_bytes = size_bytes
+
     def is_full(self) -> bool:
         """Whether results have to be taken before more is handed out."""
-        held = 0
-        for task in self.pending:
-            if task.size_bytes == 0:
-                task.size_bytes = _held_bytes(task)
-            held += task.size_bytes
-        return len(self.pending) >= _AHEAD * self._workers or held > _AHEAD_BYTES
+        return len(self.pending) >= _AHEAD * self._workers or (bool(self.pending) and self._held_bytes > _AHEAD_BYTES)
 
     def take(self) -> Encoded:
         """The result of the first item that is handed out and not taken."""
@@ -108,7 +133,9 @@ class _Pool:
 
     def _result(self) -> Encoded:
         result = self.pending[0].future.result()
-        self.pending.popleft()
+        task = self.pending.popleft()
+        self._count(task, 0)
+        task.taken = True
         return result
 
     def _find_the_deadly(self) -> None:
@@ -155,10 +182,3 @@ def _work(item: Item, encoding: Encoding) -> Encoded:
 
 def _is_done(future: Future[Encoded]) -> bool:
     return future.done() and not future.cancelled() and future.exception() is None
-
-
-def _held_bytes(task: _Task) -> int:
-    """What a finished item holds in memory, or one with its file that is still to be done; 0: not known yet."""
-    if _is_done(task.future):
-        return max(1, len(task.future.result().data or b""))
-    return len(task.item.audio or b"")
