@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -15,19 +16,39 @@ from clap_zero.audio.spectrum import LogMel, padded_wave
 __all__ = ["ClapFeatures", "ClipBatch", "CropPlan", "FeatureConfig", "plan_crop"]
 
 
+_SWITCHES = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+
+
+class _Ieee:
+    """While any thread is inside, the program's precision switches are at "ieee"; the last one out puts them back."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._before = threading.Lock(), 0, [""] * len(_SWITCHES)
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._before = [switch.fp32_precision for switch in _SWITCHES]
+                for switch in _SWITCHES:
+                    switch.fp32_precision = "ieee"
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                for switch, value in zip(_SWITCHES, self._before, strict=True):
+                    switch.fp32_precision = value
+
+
+_IEEE = _Ieee()
+
+
 @contextlib.contextmanager
 def _exact_float32(device: torch.device) -> Iterator[None]:
     """No TF32 or bf16 inside matrix products and no autocast, whatever the program around has chosen."""
-    switches = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    before = [switch.fp32_precision for switch in switches]
-    for switch in switches:
-        switch.fp32_precision = "ieee"
-    try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        for switch, value in zip(switches, before, strict=True):
-            switch.fp32_precision = value
+    with _IEEE, torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield
 
 
 class ClapFeatures:

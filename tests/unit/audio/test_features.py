@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import numpy as np
@@ -177,6 +180,24 @@ def test_precision_switches_of_the_program_change_nothing():
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+def test_threads_share_one_object_and_copies_travel():
+    cfg = FeatureConfig("fusion")
+    batches = [ClipBatch.from_clips([noise(seconds, seed=i)], cfg) for i, seconds in enumerate((3, 12, 10, 25))]
+    features = ClapFeatures(cfg, device="cpu")
+    expected = [features(batch)[0] for batch in batches]
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(3):
+                found = list(pool.map(lambda batch: features(batch)[0], batches))
+                assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    for copied in (copy.deepcopy(features), pickle.loads(pickle.dumps(features))):
+        assert torch.equal(copied(batches[1])[0], expected[1])
 
 
 @pytest.mark.parametrize("num_frames", [1002, 1003, 1500, 1601, 2777, 3001, 5999, 6001])
