@@ -1,7 +1,7 @@
 """The processes of `clap-zero check`. One that dies over a file costs that sample; the rest of its shard is read on.
 
 A process pool of the standard library ends when one of its processes is killed and does not know what that one did.
-Here each process has a pipe of its own and says what it reads before it reads it.
+Here each process has a pipe of its own, and a number in shared memory that says what it reads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from multiprocessing.context import ForkServerProcess
 
 from clap_zero.data.batch import LoaderPlan
 from clap_zero.data.blacklist import Blacklist
-from clap_zero.data.check_worker import Bad, Done, Message, Reading, Ready, Task, run_worker
+from clap_zero.data.check_worker import OPENING, Done, Message, Place, Reached, Ready, Task, run_worker
 from clap_zero.data.processes import forkserver_context, starting_workers
 from clap_zero.errors import LaunchError
 
@@ -34,8 +34,9 @@ class _Worker:
 
     process: ForkServerProcess
     connection: Connection
+    place: Place
     task: Task | None = None
-    at: Reading | None = None
+    reached: int = 0
     ready: bool = False
     heard_s: float = 0.0
     stuck: bool = False
@@ -77,7 +78,7 @@ def read_all(
 
 
 class _Pool:
-    def __init__(self, tasks: Iterator[Task], *, target: Callable[[Connection], None], limit_s: float) -> None:
+    def __init__(self, tasks: Iterator[Task], *, target: Callable[[Connection, Place], None], limit_s: float) -> None:
         self._tasks, self._again = tasks, deque[Task]()
         self._target, self._limit_s = target, limit_s
         self._workers: list[_Worker] = []
@@ -108,52 +109,60 @@ class _Pool:
     def _start(self, task: Task) -> _Worker:
         context = forkserver_context("clap_zero.data.check_worker")
         ours, theirs = context.Pipe()
-        process = context.Process(target=self._target, args=(theirs,), name="check", daemon=True)
+        place = context.RawValue("q", OPENING)
+        process = context.Process(target=self._target, args=(theirs, place), name="check", daemon=True)
         with starting_workers():
             process.start()
         theirs.close()  # so that the end of the process is the end of the pipe
         ours.send(task)
-        return _Worker(process, ours, task, heard_s=time.monotonic())
+        return _Worker(process, ours, place, task, reached=task.first, heard_s=time.monotonic())
 
     def _listen(self, worker: _Worker) -> Iterator[tuple[Task, Message]]:
         assert worker.task is not None
         try:
-            message = worker.connection.recv()
+            messages: list[Message] = worker.connection.recv()
         except (EOFError, ConnectionResetError):
             yield from self._bury(worker)
             return
         worker.heard_s = time.monotonic()
-        if isinstance(message, Ready):
-            worker.ready, self._failed_starts = True, 0
-            return
-        if isinstance(message, Reading):
-            worker.at = message
-        yield worker.task, message
-        if isinstance(message, Done):
-            worker.task, worker.at = self._next(), None
-            # A process that died meanwhile is found at the next look at its pipe.
-            with contextlib.suppress(BrokenPipeError):
-                worker.connection.send(worker.task)
-            if worker.task is None:
-                worker.process.join()
-                self._remove(worker)
+        for message in messages:
+            if isinstance(message, Ready):
+                worker.ready, self._failed_starts = True, 0
+            elif isinstance(message, Reached):
+                worker.reached = message.sample_id
+            else:
+                yield worker.task, message
+        if messages and isinstance(messages[-1], Done):
+            self._go_on(worker)
+
+    def _go_on(self, worker: _Worker) -> None:
+        """Gives a process its next task, or lets it go."""
+        worker.task = self._next()
+        worker.reached = 0 if worker.task is None else worker.task.first
+        worker.place.value = OPENING
+        # A process that died meanwhile is found at the next look at its pipe.
+        with contextlib.suppress(BrokenPipeError):
+            worker.connection.send(worker.task)
+        if worker.task is None:
+            worker.process.join()
+            self._remove(worker)
 
     def _bury(self, worker: _Worker) -> Iterator[tuple[Task, Message]]:
-        """Says what a dead process was reading, and has another one go on behind it."""
+        """Has another process go on where a dead one was last heard of, without the sample that it died over."""
         worker.process.join()
         self._remove(worker)
-        task, at = worker.task, worker.at
+        task, place, how = worker.task, worker.place.value, _how(worker)
         assert task is not None
         if not worker.ready:
             self._failed_starts += 1
             if self._failed_starts >= _MAX_FAILED_STARTS:
-                raise LaunchError(f"the processes that read shards do not start: {_how(worker)}; is memory full?")
+                raise LaunchError(f"the processes that read shards do not start, the last {how}: is memory full?")
             self._again.append(task)
-        elif at is None:
-            yield task, Done(f"the process that read its headers {_how(worker)}", task.shard.num_samples - task.first)
+        elif place == OPENING:
+            yield task, Done(f"the process that read its headers {how}", task.shard.num_samples - task.first)
         else:
-            yield task, Bad(at.key, f"the process that read it {_how(worker)}", fatal=True)
-            self._again.append(replace(task, first=at.sample_id + 1))
+            lost = {**task.lost, place: f"the process that read it {how}"}
+            self._again.append(replace(task, first=worker.reached, lost=lost))
         following = self._next()
         if following is not None:
             self._workers.append(self._start(following))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -21,8 +24,17 @@ from clap_zero.data.sources import is_remote, local_path
 from clap_zero.data.spans import contents_rows
 from clap_zero.errors import DataError
 
+OPENING = -1
+"""The place of a process that reads the headers of its shard."""
+_TELL_EVERY_S = 0.1
 _PREFETCH = 8
 """Samples of a remote shard that are asked for ahead."""
+
+
+class Place(Protocol):
+    """A number in shared memory."""
+
+    value: int
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,7 @@ class Task:
         shard: the shard.
         rule: how captions are made.
         first: sample to begin with.
+        lost: samples that ended an earlier process, and how; they are not read again.
         recount: read the pairs that are there instead of those of the count of record.
     """
 
@@ -41,6 +54,7 @@ class Task:
     shard: Shard
     rule: CaptionRule
     first: int = 0
+    lost: Mapping[int, str] = field(default_factory=dict)
     recount: bool = False
 
 
@@ -65,11 +79,10 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The next sample is being read: if the process dies now, it was this one."""
+class Reached:
+    """All that there is to say about the samples before this one was said."""
 
     sample_id: int
-    key: str
 
 
 @dataclass(frozen=True)
@@ -128,24 +141,44 @@ class Blacklisted:
     """A sample that training leaves out because the user asked for it."""
 
 
-Message = Ready | Opened | Reading | Good | Bad | Blacklisted | Note | Unpaired | Done
+Message = Ready | Opened | Reached | Good | Bad | Blacklisted | Note | Unpaired | Done
 
 
-def run_worker(connection: Connection, parent_pid: int, plan: LoaderPlan, blacklist: Blacklist) -> None:
-    """Takes tasks until None comes, and answers each with messages that end with Done.
+def run_worker(
+    connection: Connection, place: Place, *, parent_pid: int, plan: LoaderPlan, blacklist: Blacklist
+) -> None:
+    """Takes tasks until None comes, and answers each with lists of messages, the last of which ends with Done.
 
     Args:
         connection: to the parent.
+        place: shared with the parent, holds the sample that is being read: if the process dies, it was this one.
         parent_pid: the process to leave with.
         plan: how samples are read.
         blacklist: samples to leave out.
     """
     init_worker(parent_pid)
     checker = _Checker(plan, blacklist)
-    connection.send(Ready())
-    while (task := connection.recv()) is not None:
-        for message in checker.read(task):
-            connection.send(message)
+    # The parent may be gone at any time, and with it all that there is to do.
+    with contextlib.suppress(EOFError, ConnectionError):
+        connection.send([Ready()])
+        while (task := connection.recv()) is not None:
+            place.value = OPENING
+            _tell(connection, place, checker.read(task))
+
+
+def _tell(connection: Connection, place: Place, messages: Iterator[Message]) -> None:
+    """Sends messages in lists: one a sample would keep the parent busier than the decoders keep some cores."""
+    said: list[Message] = []
+    sent_s = time.monotonic()
+    for message in messages:
+        if not isinstance(message, Reached):
+            said.append(message)
+            continue
+        if time.monotonic() - sent_s >= _TELL_EVERY_S:
+            connection.send([*said, message])
+            said, sent_s = [], time.monotonic()
+        place.value = message.sample_id
+    connection.send(said)
 
 
 class _Checker:
@@ -194,7 +227,10 @@ class _Checker:
         if is_remote(shard.path):
             for ahead in range(sample_id + 1, min(sample_id + _PREFETCH, shard.num_samples)):
                 self._reader.prefetch(shard, ahead)
-        yield Reading(sample_id, self._key(shard, sample_id))
+        yield Reached(sample_id)
+        if sample_id in task.lost:
+            yield Bad(self._key(shard, sample_id), task.lost[sample_id], fatal=True)
+            return
         try:
             raw = self._reader.read(shard, sample_id)
             key = f"{shard.key_prefix}::{raw.key}"

@@ -130,11 +130,11 @@ class Fatal(DecodeClip):
         super().__call__(sample)
 
 
-def fatal_worker(connection, **arguments) -> None:
+def fatal_worker(connection, place, **arguments) -> None:
     from clap_zero.data import check_worker
 
     check_worker.DecodeClip = Fatal
-    run_worker(connection, **arguments)
+    run_worker(connection, place, **arguments)
 
 
 def test_a_sample_that_kills_or_hangs_a_process_is_named_and_the_rest_is_read(tmp_path):
