@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _SUSPECT_AFTER, _SUSPECT_TIMEOUT_S = 2, 10.0
+"""A host that failed once gets less time, one that failed so often one attempt: other ranks do not wait for ever."""
 _MAX_TEXT_BYTES = 1 << 30
 _VERSION_KEYS = (
     "ETag", "etag", "Content-MD5", "md5Hash", "generation", "VersionId", "LastModified", "Last-Modified", "mtime",
@@ -62,8 +63,8 @@ class _Counter(Callback):
 class Remote:
     """Reads of remote places.
 
-    A host (or bucket) of which two files in a row could not be had is tried once only, with a short timeout, until
-    something of it comes again: a rank does not spend minutes on each shard of a host that is down.
+    A host (or bucket) of which a file could not be had gets a shorter timeout, and after two in a row one attempt only,
+    until something of it comes again: a rank does not spend minutes on each shard of a host that is down.
 
     Args:
         policy: timeouts and retries.
@@ -194,8 +195,11 @@ class Remote:
         """Does something with a source until it works, or the attempts are used up."""
         place = host(url)
         attempts, timeout_s = 1 + max(0, self._policy.retries), self._policy.timeout_s
-        if self._failures.get(place, 0) >= _SUSPECT_AFTER:
-            attempts, timeout_s = 1, min(timeout_s, _SUSPECT_TIMEOUT_S)
+        failures = self._failures.get(place, 0)
+        if failures:
+            timeout_s = min(timeout_s, _SUSPECT_TIMEOUT_S)
+        if failures >= _SUSPECT_AFTER:
+            attempts = 1
         for attempt in range(1, attempts + 1):
             try:
                 result = once(timeout_s)
