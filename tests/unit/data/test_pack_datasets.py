@@ -10,6 +10,8 @@ import pytest
 
 from clap_zero.data.pack import PackOptions, pack
 from clap_zero.data.pack_cli import add_pack_arguments, options_from_args, pack_from_args
+from clap_zero.data.pack_join import join
+from clap_zero.data.pack_keys import Part
 from clap_zero.data.pack_sources import Columns
 from clap_zero.errors import DataError
 from tests.unit.data.shard_files import audio_bytes
@@ -102,6 +104,39 @@ def test_columns_are_found_in_each_split(tmp_path):
     options = PackOptions(out=tmp_path / "out", dataset=str(tmp_path / "saved"), progress=False)
     assert pack(options).num_pairs == 2
     assert texts(tmp_path / "out" / "train") == [["a dog"]] and texts(tmp_path / "out" / "test") == [["rain"]]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "paths"])
+def test_parts_of_a_dataset_are_the_whole(tmp_path, kind):
+    """Rows picked from a table, two splits in a column of classes, equal names, rows without audio, NaN beside them."""
+    import datasets
+
+    names = write_clips(tmp_path / "in")
+    sounds: list[object] = [str(tmp_path / "in" / name) for name in names] * 3
+    sounds[5] = None
+    features = {"fold": datasets.ClassLabel(names=["train", "held"]), "caption": datasets.Value("string")}
+    features["score"] = datasets.Value("float32")
+    features["audio"] = datasets.Value("string")
+    if kind == "bytes":
+        features["audio"] = datasets.Audio()
+        sounds = [{"bytes": Path(s).read_bytes(), "path": f"x/{Path(s).name[:3]}.wav"} if s else None for s in sounds]
+    columns = {"fold": [n % 3 // 2 for n in range(12)], "caption": [f"c{n}" for n in range(12)], "audio": sounds}
+    columns["score"] = [float("nan")] * 12
+    table = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+    table.select([11, *range(10)]).save_to_disk(str(tmp_path / "saved"))
+
+    def options(out: str, **change) -> PackOptions:
+        columns = Columns(split="fold", split_map={"held": "test"})
+        return PackOptions(tmp_path / out, dataset=str(tmp_path / "saved"), columns=columns, progress=False, **change)
+
+    whole = pack(options("whole"))
+    assert whole.num_pairs == 10 and list(whole.reasons) == ["train row 6 names no audio"]
+    for number in (3, 1, 2):
+        pack(options("joined", part=Part(number, 3)))
+    assert join(tmp_path / "joined").numbers() == whole.numbers()
+    for split in ("train", "test"):
+        assert read_split(tmp_path / "joined" / split) == read_split(tmp_path / "whole" / split)
+        assert all(record["original_data"]["score"] is None for _, _, record in read_split(tmp_path / "whole" / split))
 
 
 def test_what_cannot_be_loaded_is_one_line(tmp_path):
