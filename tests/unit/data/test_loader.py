@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,28 +10,12 @@ import pytest
 from clap_zero.audio.clips import FeatureConfig
 from clap_zero.data.captions import caption_id
 from clap_zero.data.index import load_index
-from clap_zero.data.loader import LoaderPlan, eval_batches, train_batches
+from clap_zero.data.loader import eval_batches, train_batches
 from clap_zero.data.partition import DataPosition
 from clap_zero.data.pipeline import build_pipeline
 from clap_zero.errors import ConfigError, DataError
 from tests.unit.data.shard_files import audio_bytes, pair, write_split, write_tar
-
-RAND, FUSION = FeatureConfig("rand_trunc"), FeatureConfig("fusion")
-
-
-def plan(**change) -> LoaderPlan:
-    return replace(LoaderPlan(rank=0, world_size=1, micro_batch=4, features=RAND), **change)
-
-
-def take(index, number, **change):
-    batches = train_batches(index, plan=plan(**change))
-    found = list(itertools.islice(batches, number))
-    batches.close()
-    return found
-
-
-def keys_of(batches) -> list[str]:
-    return [key for batch in batches for key in batch.keys]
+from tests.unit.data.taking import FUSION, keys_of, plan, take
 
 
 @pytest.fixture(scope="module")
