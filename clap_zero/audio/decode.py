@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import soundfile
 
+from clap_zero.audio.in_memory import open_sound
 from clap_zero.audio.kinds import FFMPEG_KINDS, OTHER_KINDS, SOUNDFILE_KINDS, AudioError, find_kind
 from clap_zero.audio.mp3 import with_true_length
 from clap_zero.audio.waveform import mix_down, resample
@@ -170,7 +171,7 @@ def _decode_with_soundfile(data: bytes, kind: str, part: Part) -> DecodedAudio:
     mp3 = with_true_length(data) if kind == "MP3" else None
     if mp3 is not None:
         data = mp3.data
-    with soundfile.SoundFile(io.BytesIO(data)) as file:
+    with open_sound(data) as file:
         _check_rate(file.samplerate, kind)
         rate_hz, announced = file.samplerate, file.frames
         audio = DecodedAudio(np.zeros(0, np.float32), rate_hz, kind, file.channels)
@@ -244,7 +245,7 @@ def _decode_damaged(data: bytes, audio: DecodedAudio, part: Part) -> DecodedAudi
     """Counts the frames that can be read from the start, then takes the part out of those without seeking."""
     num_frames, problem = _count_readable(data)
     start, wanted = part.place(num_frames, audio.sample_rate_hz)
-    with soundfile.SoundFile(io.BytesIO(data)) as file:
+    with open_sound(data) as file:
         samples, _ = _read(file, start, wanted, seek=False)
         announced = file.frames
     return replace(audio, samples=samples, note=_damage(num_frames, audio, announced, problem))
@@ -252,7 +253,7 @@ def _decode_damaged(data: bytes, audio: DecodedAudio, part: Part) -> DecodedAudi
 
 def _count_readable(data: bytes) -> tuple[int, str | None]:
     problems: list[str] = []
-    with soundfile.SoundFile(io.BytesIO(data)) as file:
+    with open_sound(data) as file:
         most = _MAX_SCAN_SAMPLES // file.channels
         num_frames = sum(block.shape[0] for block in _blocks(file, most, problems))
     return num_frames, problems[0] if problems else None

@@ -132,7 +132,7 @@ def with_true_length(data: bytes) -> Mp3Stream | None:
     if field is None or first + field + 4 > len(data):
         return Mp3Stream(_information_frame(header, num_frames) + data[first:], None, num_frames * frame_s)
     announced = int.from_bytes(data[first + field : first + field + 4], "big")
-    num_frames -= 1
+    num_frames = max(0, num_frames - 1)  # where the header's own frame is cut, it was not counted
     stream = bytearray(data[first:])
     stream[field : field + 4] = num_frames.to_bytes(4, "big")
     if stream[field - 8 : field - 4] in (b"Xing", b"Info") and stream[field - 1] & 2:

@@ -6,13 +6,13 @@ trip over float (`to_int16` of v / 32768) is then one subtraction: v - sign(v). 
 
 from __future__ import annotations
 
-import io
 import time
 
 import numpy as np
 import soundfile
 
 from clap_zero.audio.decode import UNKNOWN_FRAMES, Part, decode
+from clap_zero.audio.in_memory import open_sound
 from clap_zero.audio.kinds import find_kind
 from clap_zero.audio.waveform import resample, to_int16
 
@@ -74,7 +74,7 @@ def _straight(data: bytes, part: Part, sample_rate_hz: int, buffer: np.ndarray |
     if find_kind(data) not in _STRAIGHT_KINDS:
         return None
     try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
+        with open_sound(data) as file:
             if file.channels != 1 or file.samplerate != sample_rate_hz or file.subtype != "PCM_16":
                 return None
             if not 0 < file.frames < UNKNOWN_FRAMES:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import random
 import sys
 import time
 import tracemalloc
@@ -141,6 +143,25 @@ def test_an_mp3_crop_is_where_it_should_be():
     whole = decode(mp3, max_seconds=60).samples
     part = decode(mp3, start_s=3, duration_s=2, max_seconds=60).samples
     np.testing.assert_allclose(part, whole[3 * 48_000 : 5 * 48_000], atol=1e-6)
+
+
+@pytest.mark.parametrize("kept", [20, 100, 200])
+def test_an_mp3_cut_in_its_header_is_refused(kept):
+    mp3 = encode(noise(1), "MP3")
+    with pytest.raises(AudioError):
+        decode(mp3[: mp3.index(b"Info" if b"Info" in mp3[:99] else b"Xing") + kept], max_seconds=60)
+
+
+def test_a_header_that_points_before_the_file_prints_no_traceback(capfd):
+    rng = random.Random(0)
+    files = [encode(noise(0.05), "CAF"), encode(noise(0.05), "AIFF"), encode(noise(0.05), "WAV", subtype="GSM610")]
+    for _ in range(600):
+        changed = bytearray(rng.choice(files))
+        at = rng.randrange(4, 64)
+        changed[at : at + 4] = rng.choice((b"\xff" * 4, bytes(4), rng.randbytes(4)))
+        with contextlib.suppress(AudioError):
+            decode(bytes(changed), max_seconds=60)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_an_mp3_cut_short_says_so():
