@@ -15,6 +15,7 @@ from clap_zero.objective import blocks
 from clap_zero.objective.blocks import Problem
 from clap_zero.objective.chunked import Batch, local_gradients, objective_gradients
 from clap_zero.objective.config import ObjectiveConfig
+from clap_zero.objective.sigmoid import _softplus
 from tests.unit.objective.cases import VARIANTS, Case, chunked, flat, largest_error, make_case, value_and_gradients
 
 variants = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS.keys())
@@ -213,3 +214,11 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> 
     arguments |= changes
     with pytest.raises(ValueError, match=message):
         objective_gradients(arguments.pop("audio"), arguments.pop("text"), **arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_softplus_to_the_last_bits(dtype: torch.dtype) -> None:
+    x = torch.cat([torch.linspace(-80, 80, 4001), torch.tensor([-torch.inf, 0.0])]).to(dtype)
+    exact = torch.logaddexp(x.double(), torch.zeros(()).double())
+    ours = _softplus(x.clone(), torch.empty_like(x)).double()
+    assert ((ours - exact).abs() <= 4 * torch.finfo(dtype).eps * exact).all()
