@@ -25,7 +25,7 @@ def test_version_and_help_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
 
 
-@pytest.mark.parametrize("command", ["pack", "check", "train", "eval", "export", "check-config"])
+@pytest.mark.parametrize("command", ["pack", "check", "train", "eval", "export", "check-config", "bench"])
 def test_every_command_has_help(command: str) -> None:
     """In a process of its own: a training ends its process."""
     script = "import sys; from clap_zero.cli import main; sys.exit(main(sys.argv[1:]))"

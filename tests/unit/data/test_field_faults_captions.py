@@ -57,8 +57,6 @@ def test_c03_captions_in_every_shape(tmp_path):
         "broken": (".json", b'{"text"'),
     }
     split = shard(tmp_path, texts)
-    with (tmp_path / "extra.txt").open("w"):
-        pass
     members = [m for n in range(20) for m in pair(f"good{n}", 50 + n)]
     write_tar(split / "1.tar", [*members, ("alone.flac", audio_bytes(99))])
     batches = take(split, 27)
