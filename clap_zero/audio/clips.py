@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,13 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from clap_zero.audio import shared
 from clap_zero.audio.waveform import crop, to_int16
 from clap_zero.errors import ConfigError
 
 STORED_UNITS_PER_DB = 256
 """Stored log-mels are int16 in units of 1/256 dB: -128 to 127.996 dB."""
-
-_TORCH_TYPES = {"int16": torch.int16, "float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -271,9 +269,5 @@ def _joined(parts: Sequence[np.ndarray]) -> Tensor:
     """The parts one after another; in a loader worker in shared memory, where the batch has to go: one copy less."""
     if get_worker_info() is None:
         return torch.from_numpy(np.concatenate(parts))
-    shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-    # As torch's own collate function does it.
-    storage = torch.UntypedStorage._new_shared(math.prod(shape) * parts[0].itemsize)
-    joined = torch.empty(0, dtype=_TORCH_TYPES[parts[0].dtype.name]).set_(storage).reshape(shape)
-    np.concatenate(parts, out=joined.numpy())
-    return joined
+    joined = shared.empty((sum(part.shape[0] for part in parts), *parts[0].shape[1:]), parts[0].dtype)
+    return torch.from_numpy(np.concatenate(parts, out=joined))

@@ -7,16 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from clap_zero.audio import shared
 from clap_zero.audio.clips import ClipBatch, FeatureConfig
 from clap_zero.data.partition import DataPosition
 from clap_zero.data.sources import ReadPolicy
-
-_SMALL_BYTES = 1 << 18
-"""Tensors up to this size are copied through the pipe between a worker and its rank."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +68,12 @@ def _without_clips(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != "clips"}
 
 
-def _small_as_arrays(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value.numpy()
-        if isinstance(value, Tensor) and value.device.type == "cpu" and value.nbytes <= _SMALL_BYTES
-        else value
-        for name, value in values.items()
-    }
+def _outgoing(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: shared.outgoing(value) for name, value in values.items()}
 
 
-def _as_tensors(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in values.items()}
+def _incoming(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: shared.incoming(value) for name, value in values.items()}
 
 
 class _Movable:
@@ -96,15 +88,11 @@ class _Movable:
         return len(self.keys)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For the way from a worker: small tensors as plain bytes.
-
-        torch gives each tensor a file in shared memory, and for each file the two processes shake hands: that costs
-        more than a copy for all but the waveforms.
-        """
-        return {"clips": _small_as_arrays(vars(self.clips)), "rest": _small_as_arrays(_without_clips(vars(self)))}
+        """For the way from a worker, see `shared`; torch would give each tensor a new file in memory."""
+        return {"clips": _outgoing(vars(self.clips)), "rest": _outgoing(_without_clips(vars(self)))}
 
     def __setstate__(self, state: dict[str, dict[str, Any]]) -> None:
-        vars(self).update(_as_tensors(state["rest"]), clips=ClipBatch(**_as_tensors(state["clips"])))
+        vars(self).update(_incoming(state["rest"]), clips=ClipBatch(**_incoming(state["clips"])))
 
     def pin_memory(self) -> Self:
         """A copy in page-locked memory."""
