@@ -46,21 +46,28 @@ class _Segment:
         self._mapping = mmap.mmap(self.fd, _HEADER_BYTES + num_bytes)
         self.data = np.frombuffer(self._mapping, dtype=np.uint8, offset=_HEADER_BYTES)
         self._sent = False
+        self._use = 0
 
     def is_free(self) -> bool:
         return self._mapping[0] == _FREE
 
-    def take(self) -> None:
+    def take(self) -> int:
+        """Begins a use of the segment; the number of it."""
         self._mapping[0], self._sent = _TAKEN, False
+        self._use += 1
+        return self._use
 
     def send(self) -> Any:
         """The descriptor, for another process, which frees the segment from now on."""
         self._sent = True
         return DupFd(self.fd)
 
-    def drop(self) -> None:
-        """The array on it is gone in this process: without having been sent, nobody else would free it."""
-        if not self._sent:
+    def drop(self, use: int) -> None:
+        """The array of a use is gone in this process: without having been sent, nobody else would free it.
+
+        An array may live on here after the other process has freed the segment and a later use has begun.
+        """
+        if use == self._use and not self._sent:
             self._mapping[0] = _FREE
 
 
@@ -115,9 +122,9 @@ def empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
             os.close(small.fd)
         segment = _Segment(int(num_bytes * _GROWTH))
         _segments[segment.data.ctypes.data] = segment
-    segment.take()
+    use = segment.take()
     array = segment.data[:num_bytes].view(dtype).reshape(shape)
-    weakref.finalize(array, segment.drop).atexit = False
+    weakref.finalize(array, segment.drop, use).atexit = False
     return array
 
 

@@ -120,3 +120,22 @@ def test_small_arrays_take_no_segment():
     before = len(shared._segments)
     kept = [shared.empty((10,), np.dtype(np.int16)) for _ in range(5)]
     assert len(shared._segments) == before and len(kept) == 5
+
+
+def test_an_array_that_outlives_its_use_frees_nothing(monkeypatch):
+    """A generator still holds the last batch when the rank has freed it and the next one takes its memory."""
+    monkeypatch.setattr(shared, "_segments", {})
+    monkeypatch.setattr(shared._Segment, "send", lambda self: setattr(self, "_sent", True))
+    first = shared.empty(SHAPE, np.dtype(np.int16))
+    (segment,) = shared._segments.values()
+    shared.outgoing(torch.from_numpy(first))
+    segment._mapping[0] = shared._FREE  # as the rank does
+    second = shared.empty(SHAPE, np.dtype(np.int16))
+    assert np.shares_memory(first, second)
+    second[...] = 2
+    del first
+    gc.collect()
+    third = shared.empty(SHAPE, np.dtype(np.int16))
+    assert not np.shares_memory(second, third)
+    third[...] = 3
+    assert bool((second == 2).all())

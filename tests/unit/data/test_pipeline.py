@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections import deque
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from clap_zero.audio.logmel import encode_logmel
 from clap_zero.audio.pcm import load_pcm
 from clap_zero.config.data import DataSetSection
 from clap_zero.data.index import load_index
-from clap_zero.data.loader import eval_batches
+from clap_zero.data.loader import Batch, eval_batches, train_batches
 from clap_zero.data.shards import ShardReader
 from clap_zero.data.stopwatch import STAGES
 from clap_zero.errors import DataError
@@ -145,13 +147,18 @@ def test_remote_samples_are_asked_for_before_they_are_read(index, monkeypatch):
         assert asked < number and (between >= 4 or number < reads[8])
 
 
-def test_the_memory_of_clips_is_used_again_and_never_shared(tmp_path):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_memory_of_clips_is_used_again_and_never_while_it_is_read(tmp_path, workers):
     """Batches stay what they were when later ones are made, bad samples in between included."""
-    members = [m for n in range(20) for m in pair(f"s{n:04d}", n)]
+    members = [m for n in range(20) for m in pair(f"s{n:04d}", n, seconds=1.0)]
     members += [("bad.flac", audio_bytes(77)), ("bad.json", b'{"text": []}')]
     write_tar(tmp_path / "train" / "0.tar", members)
-    batches = take(load_index([str(tmp_path / "train")]), 20, micro_batch=3)
-    for batch in batches:
-        for key, part in zip(batch.keys, batch.clips.samples.split(batch.clips.lengths.tolist()), strict=True):
-            expected = load_pcm(audio_bytes(int(key[-4:])), max_seconds=60)
-            np.testing.assert_array_equal(part.numpy(), expected)
+    expected = [load_pcm(audio_bytes(n, seconds=1.0), max_seconds=60) for n in range(20)]
+    batches = train_batches(load_index([str(tmp_path / "train")]), plan=plan(micro_batch=3, workers=workers))
+    latest: deque[Batch] = deque(maxlen=3)
+    for batch in itertools.islice(batches, 60):
+        latest.append(batch)
+        for kept in latest:
+            for key, part in zip(kept.keys, kept.clips.samples.split(kept.clips.lengths.tolist()), strict=True):
+                np.testing.assert_array_equal(part.numpy(), expected[int(key[-4:])])
+    batches.close()
