@@ -147,17 +147,18 @@ def test_remote_samples_are_asked_for_before_they_are_read(index, monkeypatch):
         assert asked < number and (between >= 4 or number < reads[8])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_memory_of_clips_is_used_again_and_never_while_it_is_read(tmp_path, workers):
+@pytest.mark.parametrize(("workers", "num_kept"), [(0, 3), (3, 1), (2, 3)])
+def test_the_memory_of_clips_is_used_again_and_never_while_it_is_read(tmp_path, workers, num_kept):
     """Batches stay what they were when later ones are made, bad samples in between included."""
     members = [m for n in range(20) for m in pair(f"s{n:04d}", n, seconds=1.0)]
     members += [("bad.flac", audio_bytes(77)), ("bad.json", b'{"text": []}')]
     write_tar(tmp_path / "train" / "0.tar", members)
     expected = [load_pcm(audio_bytes(n, seconds=1.0), max_seconds=60) for n in range(20)]
     batches = train_batches(load_index([str(tmp_path / "train")]), plan=plan(micro_batch=3, workers=workers))
-    latest: deque[Batch] = deque(maxlen=3)
+    latest: deque[Batch] = deque(maxlen=num_kept)
     for batch in itertools.islice(batches, 60):
         latest.append(batch)
+        del batch  # the memory of the first is free as soon as it is out of `latest`
         for kept in latest:
             for key, part in zip(kept.keys, kept.clips.samples.split(kept.clips.lengths.tolist()), strict=True):
                 np.testing.assert_array_equal(part.numpy(), expected[int(key[-4:])])
