@@ -26,7 +26,7 @@ from clap_zero.audio.waveform import to_int16
 SAMPLES_PER_SHARD = 4
 WINDOW = 64
 EXACT_KINDS = (("FLAC", "PCM_16"), ("WAV", "PCM_16"), ("WAV", "FLOAT"), ("AIFF", "PCM_16"), ("CAF", "PCM_16"))
-LOSSY_KINDS = (("OGG", "VORBIS"), ("MP3", None))
+LOSSY_KINDS = (("OGG", "VORBIS"), ("MP3", None), ("WAV", "44100"))
 CONFIG = FeatureConfig("rand_trunc")
 _BLOCK = 512
 
@@ -52,7 +52,7 @@ class Owner:
 
     @property
     def kind(self) -> tuple[str, str | None]:
-        """Format and its variant. Some have a loss: of those only the caption tells whose they are."""
+        """Format and its variant, or rate. Some have a loss: of those only the caption tells whose they are."""
         draw = self.rng.random()
         if draw < 0.02:
             return "LOGMEL", None
@@ -75,7 +75,8 @@ class Owner:
             samples = samples / np.float32(32768)
         if kind == "WAV" and samples.size % 5 == 0:
             samples = np.stack([samples, samples], axis=1)
-        soundfile.write(file, samples, 48_000, format=kind, subtype=subtype)
+        rate_hz, subtype = (44_100, None) if subtype == "44100" else (48_000, subtype)
+        soundfile.write(file, samples, rate_hz, format=kind, subtype=subtype)
         return file.getvalue()
 
     @property

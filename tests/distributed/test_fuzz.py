@@ -37,8 +37,8 @@ def fuzz(tmp_path: Path, *, shards: int, audio_files: int, intact: int, epochs: 
     return accounts
 
 
-def test_a_hundred_damaged_shards_and_files(tmp_path):
-    accounts = fuzz(tmp_path, shards=60, audio_files=60, intact=30, epochs=2, seed=1)
+def test_hundreds_of_damaged_shards_and_files(tmp_path):
+    accounts = fuzz(tmp_path, shards=120, audio_files=120, intact=60, epochs=2, seed=1)
     assert sum(account.reasons.total() for account in accounts) > 50
 
 
