@@ -39,18 +39,20 @@ class Encoded:
 
     Attributes:
         item: the item, without the bytes of its file.
-        data: what is stored; None where it was rejected.
+        data: what is stored; None where it was rejected. A view is good until the next item is asked for.
         num_samples: its length at 48 kHz.
         reason: why it was rejected.
         cut: it was longer than the limit and lost its end.
         silent: all its samples are zero.
         note: what is damaged in a file whose readable part is kept.
+        shared_bytes: length of what lies in shared memory and will be `data`.
     """
 
     item: Item
-    data: bytes | None = None
+    data: bytes | memoryview | None = None
     num_samples: int = 0
     reason: str | None = None
     cut: bool = False
     silent: bool = False
     note: str | None = None
+    shared_bytes: int = 0

@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver
 
 from clap_zero.data.pack_encoding import Encoded, Encoding
 from clap_zero.data.pack_items import Item
+from clap_zero.data.pack_shared import Slot, Slots
 from clap_zero.data.processes import forkserver_context, init_worker, starting_workers
 from clap_zero.errors import DataError
 
@@ -51,9 +52,9 @@ def encode_all(items: Iterable[Item], encoding: Encoding, *, workers: int) -> It
         for item in items:
             pool.submit(item)
             while pool.is_full():
-                yield pool.take()
+                yield from pool.take()
         while pool.pending:
-            yield pool.take()
+            yield from pool.take()
     finally:
         pool.close()
 
@@ -71,6 +72,7 @@ class _Task:
 
     item: Item
     future: Future[Encoded] = field(default_factory=Future)
+    slot: Slot | None = None
     size_bytes: int = 0
     taken: bool = False
 
@@ -85,6 +87,7 @@ class _Pool:
         self._deaths = 0
         self._held_bytes = 0
         self._counting = threading.Lock()
+        self._slots = Slots(_AHEAD * workers)
         self.pending: deque[_Task] = deque()
 
     @staticmethod
@@ -94,16 +97,16 @@ class _Pool:
 
     def submit(self, item: Item) -> None:
         """Hands out an item."""
-        task = _Task(item)
+        task = _Task(item, slot=self._slots.take())
         self.pending.append(task)
         self._count(task, len(item.audio or b""))
-        task.future = self._send(self._executor, item)
+        task.future = self._send(self._executor, task)
         task.future.add_done_callback(functools.partial(self._finished, task))
 
-    def _send(self, executor: ProcessPoolExecutor, item: Item) -> Future[Encoded]:
+    def _send(self, executor: ProcessPoolExecutor, task: _Task) -> Future[Encoded]:
         with starting_workers():
             try:
-                return executor.submit(_work, item, self._encoding)
+                return executor.submit(_work, task.item, self._encoding, task.slot)
             except BrokenProcessPool as error:  # noticed between two items: as if this one had been under way
                 future: Future[Encoded] = Future()
                 future.set_exception(error)
@@ -111,7 +114,8 @@ class _Pool:
 
     def _finished(self, task: _Task, future: Future[Encoded]) -> None:
         if _is_done(future):
-            self._count(task, len(task.item.audio or b"") + len(future.result().data or b""))
+            result = future.result()
+            self._count(task, len(task.item.audio or b"") + len(result.data or b"") + result.shared_bytes)
 
     def _count(self, task: _Task, size_bytes: int) -> None:
         with self._counting:
@@ -123,36 +127,36 @@ class _Pool:
         """Whether results have to be taken before more is handed out."""
         return len(self.pending) >= _AHEAD * self._workers or (bool(self.pending) and self._held_bytes > _AHEAD_BYTES)
 
-    def take(self) -> Encoded:
-        """The result of the first item that is handed out and not taken."""
+    def take(self) -> Iterator[Encoded]:
+        """Yields the result of the first item that is handed out and not taken."""
         try:
-            return self._result()
+            result = self.pending[0].future.result()
         except BrokenProcessPool:
             self._find_the_deadly()
-        return self._result()
-
-    def _result(self) -> Encoded:
-        result = self.pending[0].future.result()
+            result = self.pending[0].future.result()
         task = self.pending.popleft()
         self._count(task, 0)
         task.taken = True
-        return result
+        if result.shared_bytes and task.slot is not None:
+            result = replace(result, data=self._slots.view(task.slot, result.shared_bytes), shared_bytes=0)
+        yield result
+        self._slots.give_back(task.slot)
 
     def _find_the_deadly(self) -> None:
         """Encodes the items that were under way when a worker died one by one, and the rest with new workers."""
-        self.close()
+        self._stop()
         lost = [task for task in self.pending if not _is_done(task.future)]
         # A worker has one item, and the executor keeps another one ready.
         for task in lost[: 2 * self._workers + 1]:
-            task.future = self._alone(task.item)
+            task.future = self._alone(task)
         self._executor = self._start(self._workers)
         for task in lost[2 * self._workers + 1 :]:
-            task.future = self._send(self._executor, task.item)
+            task.future = self._send(self._executor, task)
 
-    def _alone(self, item: Item) -> Future[Encoded]:
+    def _alone(self, task: _Task) -> Future[Encoded]:
         executor = self._start(1)
         try:
-            future = self._send(executor, item)
+            future = self._send(executor, task)
             future.exception()  # waits
         finally:
             executor.shutdown(wait=True)
@@ -161,23 +165,30 @@ class _Pool:
         self._deaths += 1
         if self._deaths > _MAX_DEATHS:
             raise DataError(
-                f"{self._deaths} packing processes died, the latest with {item.name} (killed, or out of memory): "
+                f"{self._deaths} packing processes died, the latest with {task.item.name} (killed, or out of memory): "
                 "use fewer --workers, or a lower --max-seconds"
             )
         rejected: Future[Encoded] = Future()
-        rejected.set_result(Encoded(item.without_bytes(), reason="the process that decoded it died"))
+        rejected.set_result(Encoded(task.item.without_bytes(), reason="the process that decoded it died"))
         return rejected
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Ends the workers, and lets go of the memory."""
+        self._stop()
+        self._slots.close()
+
+    def _stop(self) -> None:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _work(item: Item, encoding: Encoding) -> Encoded:
+def _work(item: Item, encoding: Encoding, slot: Slot | None) -> Encoded:
     """What runs in a worker. The parent imports only this module, which takes a tenth of the time."""
     from clap_zero.data.pack_audio import encode
 
-    return encode(item, encoding)
+    result = encode(item, encoding)
+    if isinstance(result.data, bytes) and slot is not None and slot.put(result.data):
+        return replace(result, data=None, shared_bytes=len(result.data))
+    return result
 
 
 def _is_done(future: Future[Encoded]) -> bool:

@@ -193,7 +193,7 @@ class _Tar:
         self.size_bytes = 0
         self.file: BinaryIO = path.open("wb", buffering=_WRITE_BUFFER_BYTES)
 
-    def add(self, name: str, data: bytes) -> None:
+    def add(self, name: str, data: bytes | memoryview) -> None:
         self._write(_header(name, len(data)))
         self._write(data)
         self._write(bytes(-len(data) % tarfile.BLOCKSIZE))
@@ -208,7 +208,7 @@ class _Tar:
             self.file.flush()
             os.fsync(self.file.fileno())
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes | memoryview) -> None:
         self.file.write(data)
         self.size_bytes += len(data)
 

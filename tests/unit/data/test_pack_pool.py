@@ -28,7 +28,7 @@ from tests.unit.data.shard_files import audio_bytes
 from tests.unit.data.test_pack import options, write_rows
 
 
-def deadly(item: Item, encoding: Encoding) -> Encoded:
+def deadly(item: Item, encoding: Encoding, slot: object) -> Encoded:
     """Stands in for a decoder that ends the process at certain files."""
     if item.name.startswith("deadly"):
         os.kill(os.getpid(), signal.SIGKILL)
