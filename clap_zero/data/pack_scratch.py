@@ -23,9 +23,9 @@ _PREFIX, _OLD = ".packing-", ".old"
 @functools.cache
 def machine() -> str:
     """Names this machine as it runs now: host, and a number that differs between boots and containers."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    known = boot.read_text("ascii") if boot.is_file() else ""
+    known = ""
     with contextlib.suppress(OSError):
+        known += Path("/proc/sys/kernel/random/boot_id").read_text("utf-8")
         known += str(Path("/proc/self/ns/pid").readlink())
     return f"{socket.gethostname()}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
 

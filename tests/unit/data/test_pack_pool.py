@@ -75,12 +75,24 @@ def test_what_is_handed_out_ahead_is_bounded(monkeypatch):
     assert handed_out == 60 and most <= 5
 
 
+def test_without_shared_memory_the_pipe_serves(monkeypatch):
+    def refused(name: str) -> int:
+        raise OSError(1, "Operation not permitted")
+
+    items = [Item("train", f"{number}", audio=audio_bytes(number), captions=("x",)) for number in range(5)]
+    shared = [bytes(result.data or b"") for result in pack_pool.encode_all(items, Encoding(1.0), workers=2)]
+    monkeypatch.setattr(os, "memfd_create", refused)
+    piped = [result.data for result in pack_pool.encode_all(items, Encoding(1.0), workers=2)]
+    assert shared == piped and all(isinstance(data, bytes) for data in piped)
+
+
 @pytest.mark.parametrize("form", [{}, {"store": "logmel", "truncation": "fusion"}])
 def test_tars_are_equal_for_every_number_of_workers(tmp_path, form):
-    """Long and short clips, rejected ones between them, two files to be resampled."""
+    """Short clips, long ones, one too long for the shared memory, rejected ones between them, two to be resampled."""
     rows = []
     for number in range(24):
         seconds, rate_hz = (4.0 if number % 5 == 0 else 0.05), (44_100 if number in (2, 9) else 48_000)
+        seconds = 15.0 if number == 15 else seconds
         name = f"{number}.wav"
         (tmp_path / name).write_bytes(
             b"junk" if number % 7 == 6 else audio_bytes(number, seconds=seconds, rate_hz=rate_hz, kind="WAV")
