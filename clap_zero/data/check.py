@@ -24,8 +24,8 @@ from clap_zero.data.check_pool import read_all
 from clap_zero.data.check_report import CheckReport, FindingsFile
 from clap_zero.data.check_worker import Bad, Blacklisted, Done, Good, Message, Note, Opened, Task, Unpaired
 from clap_zero.data.index import ShardIndex, load_index
+from clap_zero.data.places import ReadPolicy
 from clap_zero.data.skips import bad_limit
-from clap_zero.data.sources import ReadPolicy
 from clap_zero.errors import DataError
 
 
@@ -108,7 +108,7 @@ def check(options: CheckOptions) -> CheckReport:
         for task, message in read_all(tasks, plan=plan, blacklist=blacklist, workers=options.workers):
             tally.take(task, message)
     num = report.num_samples = report.num_good + report.num_bad + report.num_blacklisted
-    report.max_bad = bad_limit(num, num_samples=num, world_size=1, max_bad_fraction=options.max_bad_fraction)
+    report.max_bad = bad_limit(num, num_samples=num, max_bad_fraction=options.max_bad_fraction)
     report.index_lines = files.close()
     report.elapsed_s = time.monotonic() - begun_s
     findings.close(report)

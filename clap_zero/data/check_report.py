@@ -70,7 +70,7 @@ class CheckReport:
     def stop_reason(self) -> str | None:
         """Why training on these shards would end early; None where it would not.
 
-        The rule is the loader's, for one rank that has read a whole epoch.
+        The rule is that of training when all ranks have read a whole epoch.
         """
         if self.fatal:
             return f"{self.num_fatal} faults end it by themselves, the first: {self.fatal[0]}"

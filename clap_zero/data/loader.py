@@ -24,11 +24,11 @@ from clap_zero.data.index import ShardIndex
 from clap_zero.data.pipeline import Failure, build_pipeline
 from clap_zero.data.processes import forkserver_context, init_worker, starting_workers
 from clap_zero.data.schedule import num_eval_batches
-from clap_zero.data.skips import SkipWatch, bad_limit
+from clap_zero.data.skips import SkipWatch
 from clap_zero.data.text import MAX_TOKENS
 from clap_zero.errors import ConfigError, DataError
 
-__all__ = ["Batch", "EvalBatch", "LoaderPlan", "bad_limit", "eval_batches", "train_batches"]
+__all__ = ["Batch", "EvalBatch", "LoaderPlan", "eval_batches", "train_batches"]
 
 
 def train_batches(index: ShardIndex, *, plan: LoaderPlan) -> Iterator[Batch]:

@@ -15,11 +15,14 @@ BLACKLISTED = "blacklisted"
 """The reason of a sample that the user asked to leave out: replaced and counted as an unusable one, never a fault."""
 
 MIN_BAD = 16
-"""So many bad samples of an epoch on a rank do not end a run, where they are less than half of its early ones."""
+"""So many bad samples of an epoch do not end a run, where they are less than half of its early ones."""
+MIN_JUDGED = 1_000
+"""Slots that a rank has read before it judges its own data where there are others."""
 _EARLY_SAMPLES = 10_000
 _SKIPS_SHOWN = 20
 _LATEST_KEPT = 10
-_KEYS_REMEMBERED = 100_000
+_REMEMBERED = 50_000
+_KINDS_KEPT = 500
 _EQUAL_WINDOW = 1_000
 _MANY_EQUAL = 0.1
 
@@ -30,33 +33,83 @@ def reason_kind(reason: str) -> str:
     return re.sub(r"\d[\d.,]*(?:[eE][+-]?\d+)?", "N", kind)
 
 
-def bad_limit(num_slots: int, *, num_samples: int, world_size: int, max_bad_fraction: float) -> float:
-    """Most unusable samples that a rank may have met after `num_slots` slots of an epoch; one more ends the run.
+def count_kind(counts: Counter[str], kind: str, number: int = 1) -> None:
+    """Adds to the count of a kind of reason. There may be very many kinds: the rarest are counted together."""
+    is_kept = kind in counts or kind == BLACKLISTED or len(counts) < _KINDS_KEPT
+    counts[kind if is_kept else "other reasons"] += number
 
-    That is `max_bad_fraction` of the slots so far, of at least the rank's share of 10,000 samples (or of the epoch,
-    where that is smaller), and never below 16 or, with few samples, below half of them: one broken shard among many, or
-    two bad files among thirty, do not end a run; more bad ones than good ones do.
+
+def bad_limit(num_slots: int, *, num_samples: int, max_bad_fraction: float) -> float:
+    """Most unusable samples that all ranks may have met after `num_slots` slots of an epoch; one more ends the run.
+
+    That is `max_bad_fraction` of the slots so far, of at least 10,000 (or of the epoch, where that is smaller), and
+    never below 16 or, with few samples, below half of them: one broken shard among many, or two bad files among
+    thirty, do not end a run; more bad ones than good ones do.
 
     Args:
-        num_slots: slots of the epoch that the rank has read.
+        num_slots: slots of the epoch that all ranks have read.
         num_samples: samples of an epoch, over all ranks.
-        world_size: number of ranks.
         max_bad_fraction: `data.max_bad_fraction`.
     """
-    num_early = min(num_samples, _EARLY_SAMPLES) / world_size
+    num_early = min(num_samples, _EARLY_SAMPLES)
     return max(min(MIN_BAD, num_early / 2), max_bad_fraction * max(num_slots, num_early))
 
 
+def rank_limit(num_slots: int, *, max_bad_fraction: float) -> float:
+    """Most unusable samples that one of several ranks may have met by itself: half of at least 1,000 slots.
+
+    The share of a single rank is chance, or the fault of its machine. Whether there are too many is for all ranks
+    together to say (`bad_limit`); this ends a run only where a rank can read next to nothing.
+    """
+    return max(0.5, max_bad_fraction) * max(num_slots, MIN_JUDGED)
+
+
+class EpochFaults:
+    """Unusable samples of an epoch: how many of how many, their reasons, and the latest of them."""
+
+    def __init__(self) -> None:
+        self.epoch, self.num_slots, self.num_bad = -1, 0, 0
+        self.reasons: Counter[str] = Counter()
+        self.latest: list[str] = []
+
+    def begin(self, epoch: int) -> None:
+        """Forgets another epoch."""
+        if epoch != self.epoch:
+            self.epoch, self.num_slots, self.num_bad = epoch, 0, 0
+            self.reasons.clear()
+
+    def keep(self, key: str, reason: str) -> None:
+        """Remembers the reason of an unusable sample. `num_bad` is the caller's to count: of one rank, or of all."""
+        count_kind(self.reasons, reason_kind(reason))
+        self.latest = [*self.latest[1 - _LATEST_KEPT :], f"{key} ({reason})"]
+
+    def error(self, where: str, max_bad_fraction: float) -> DataError:
+        """What ends the run.
+
+        Args:
+            where: whose samples these are.
+            max_bad_fraction: `data.max_bad_fraction`.
+        """
+        reasons = ", ".join(f"{reason} ({count})" for reason, count in self.reasons.most_common(8))
+        return DataError(
+            f"{self.num_bad} of {self.num_slots} samples of epoch {self.epoch} are unusable {where}, more than "
+            f"data.max_bad_fraction {max_bad_fraction} allows: {reasons}; the latest: " + "; ".join(self.latest)
+        )
+
+
 class SkipWatch:
-    """Looks at each batch of a rank: says what was skipped or is odd, and ends the run at more than `bad_limit`."""
+    """Looks at each batch of a rank: says what was skipped or is odd, and ends a run that cannot go on.
+
+    A rank that is alone ends it at more than `bad_limit`, one of several at more than `rank_limit`; for all together
+    there is `SkipLimit`.
+    """
 
     def __init__(self, plan: LoaderPlan, num_samples: int) -> None:
         self._plan, self._num_samples = plan, num_samples
-        self._epoch, self._slots, self._bad = -1, 0, 0
-        self._reasons: Counter[str] = Counter()
-        self._latest: list[str] = []
+        self._faults = EpochFaults()
+        self._named, self._noted = _Known(), _Known()
         self._said: set[str] = set()
-        self._named: set[str] = set()
+        self._kinds: Counter[str] = Counter()
         self._captions, self._equal, self._equal_said = 0, 0, False
 
     def see(self, batch: Batch | EvalBatch) -> None:
@@ -65,13 +118,11 @@ class SkipWatch:
         Raises:
             DataError: too many samples of the epoch were unusable; with their reasons and the latest of them.
         """
-        epoch = batch.position.epoch if isinstance(batch, Batch) else 0
-        if epoch != self._epoch:
-            self._epoch, self._slots, self._bad = epoch, 0, 0
-            self._reasons.clear()
-        self._slots += len(batch)
+        faults = self._faults
+        faults.begin(batch.position.epoch if isinstance(batch, Batch) else 0)
+        faults.num_slots += len(batch)
         for note in batch.notes:
-            self._say_once(note)
+            self._note(note)
         if batch.num_truncated:
             self._say_once(f"captions with more than {self._plan.max_caption_tokens} tokens are cut")
         if isinstance(batch, Batch):
@@ -80,34 +131,33 @@ class SkipWatch:
             if reason == BLACKLISTED:
                 self._say_once("samples that data.blacklist names are left out, others take their places")
                 continue
-            self._bad += 1
-            self._reasons[reason_kind(reason)] += 1
-            self._latest = [*self._latest[1 - _LATEST_KEPT :], f"{key} ({reason})"]
+            faults.num_bad += 1
+            faults.keep(key, reason)
             self._name(key, reason)
-        self._check_limit()
+        if faults.num_bad > self._limit(faults.num_slots):
+            raise faults.error(f"on rank {self._plan.rank}", self._plan.max_bad_fraction)
+
+    def _limit(self, num_slots: int) -> float:
+        fraction = self._plan.max_bad_fraction
+        if self._plan.world_size > 1:
+            return rank_limit(num_slots, max_bad_fraction=fraction)
+        return bad_limit(num_slots, num_samples=self._num_samples, max_bad_fraction=fraction)
 
     def _name(self, key: str, reason: str) -> None:
         """Names a sample once; of very many only some here, all of them in the run's record of skipped samples."""
-        if key in self._named or len(self._named) >= _KEYS_REMEMBERED:
-            return
-        self._named.add(key)
-        number = len(self._named)
-        if number <= _SKIPS_SHOWN or number & (number - 1) == 0:
-            _logger.warning("rank %d skipped sample %d: %s (%s)", self._plan.rank, number, key, reason)
+        if self._named.add(key) and _is_shown(self._named.num_seen):
+            _logger.warning("rank %d skipped sample %d: %s (%s)", self._plan.rank, self._named.num_seen, key, reason)
 
-    def _check_limit(self) -> None:
-        limit = bad_limit(
-            self._slots,
-            num_samples=self._num_samples,
-            world_size=self._plan.world_size,
-            max_bad_fraction=self._plan.max_bad_fraction,
-        )
-        if self._bad > limit:
-            reasons = ", ".join(f"{reason} ({count})" for reason, count in self._reasons.most_common(8))
-            raise DataError(
-                f"{self._bad} of {self._slots} samples of epoch {self._epoch} are unusable on rank {self._plan.rank}, "
-                f"more than data.max_bad_fraction {self._plan.max_bad_fraction} allows: {reasons}; the latest: "
-                + "; ".join(self._latest)
+    def _note(self, note: str) -> None:
+        """Says what a worker noticed of a sample or shard, once; of many notes of a kind only some."""
+        if not self._noted.add(note):
+            return
+        kind = reason_kind(note.partition(": ")[2] or note)
+        count_kind(self._kinds, kind)
+        number = self._kinds[kind]
+        if _is_shown(number):
+            _logger.warning(
+                "rank %d: %s%s", self._plan.rank, note, "" if number <= _SKIPS_SHOWN else f" ({number} such)"
             )
 
     def _see_equal(self, batch: Batch) -> None:
@@ -130,6 +180,29 @@ class SkipWatch:
         if note not in self._said:
             self._said.add(note)
             _logger.warning("rank %d: %s", self._plan.rank, note)
+
+
+class _Known:
+    """Which texts have come before. Those beyond the first many are always taken for new ones: memory is bounded."""
+
+    def __init__(self) -> None:
+        self._hashes: set[int] = set()
+        self.num_seen = 0
+
+    def add(self, text: str) -> bool:
+        """Whether the text is new."""
+        number = hash(text)
+        if number in self._hashes:
+            return False
+        self.num_seen += 1
+        if len(self._hashes) < _REMEMBERED:
+            self._hashes.add(number)
+        return True
+
+
+def _is_shown(number: int) -> bool:
+    """The first few of many, then every doubling."""
+    return number <= _SKIPS_SHOWN or number & (number - 1) == 0
 
 
 def num_equal(batch: Batch) -> int:

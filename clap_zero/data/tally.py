@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from clap_zero.data.batch import Batch
-from clap_zero.data.skips import BLACKLISTED, num_equal, reason_kind
+from clap_zero.data.skips import BLACKLISTED, count_kind, num_equal, reason_kind
 
 
 @dataclass
@@ -32,7 +32,8 @@ class Tally:
     def see(self, batch: Batch) -> None:
         """Adds a batch."""
         self.samples += len(batch)
-        self.skipped.update(reason_kind(reason) for _, reason in batch.skipped)
+        for _, reason in batch.skipped:
+            count_kind(self.skipped, reason_kind(reason))
         self.sets.update(batch.set_ids.tolist())
         self.truncated_captions += batch.num_truncated
         self.equal_captions += num_equal(batch)
@@ -41,7 +42,8 @@ class Tally:
     def add(self, other: Tally) -> None:
         """Adds what another one has counted."""
         self.samples += other.samples
-        self.skipped.update(other.skipped)
+        for kind, number in other.skipped.items():
+            count_kind(self.skipped, kind, number)
         self.sets.update(other.sets)
         self.truncated_captions += other.truncated_captions
         self.equal_captions += other.equal_captions

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 
 from clap_zero.audio.features import ClapFeatures
 from clap_zero.data.batch import EvalBatch
+from clap_zero.data.skips import bad_limit
 from clap_zero.distributed import collectives
-from clap_zero.errors import CheckpointError
-from clap_zero.evaluation.runner import evaluate, mark_best, write_result
+from clap_zero.errors import CheckpointError, DataError
+from clap_zero.evaluation.runner import EvalResult, evaluate, mark_best, write_result
 from clap_zero.training.hooks import Hook
 from clap_zero.training.loop import Trainer
 from clap_zero.training.step import StepResult
@@ -18,16 +19,23 @@ class EvaluateHook(Hook):
     """At step 0, every N steps, and at the end. All ranks take part; rank 0 writes RUN/eval/step-N.json."""
 
     def __init__(
-        self, batches: Callable[[], Iterator[EvalBatch]], *, features: ClapFeatures, every_steps: int | None
+        self,
+        batches: Callable[[], Iterator[EvalBatch]],
+        *,
+        features: ClapFeatures,
+        every_steps: int | None,
+        max_bad_fraction: float = 1.0,
     ) -> None:
         """Args:
         batches: Starts one pass over this rank's share of the held-out pairs.
         features: Waveforms to log-mel on the training device.
         every_steps: Optimizer steps between two evaluations, None for start and end only.
+        max_bad_fraction: Larger shares of unusable clips, over all ranks, end the run.
         """
         self._batches = batches
         self._features = features
         self._every_steps = every_steps
+        self._max_bad_fraction = max_bad_fraction
         self._last_step: int | None = None
 
     def on_start(self, trainer: Trainer) -> None:
@@ -49,6 +57,7 @@ class EvaluateHook(Hook):
 
     def _evaluate(self, trainer: Trainer) -> None:
         result = evaluate(trainer.engine.deepspeed, self._batches(), self._features, device=trainer.world.device)
+        self._check(result, is_main=trainer.world.is_main)
         self._last_step = trainer.state.step
         if trainer.world.is_main:
             try:
@@ -58,3 +67,15 @@ class EvaluateHook(Hook):
                 print(f"clap_zero: warning: the evaluation is not on record: {error}; training goes on", flush=True)
         counts = {"num_clips": result.num_clips, "num_captions": result.num_captions}
         trainer.fire("on_evaluate", result.metrics | counts)
+
+    def _check(self, result: EvalResult, *, is_main: bool) -> None:
+        """Raises DataError on all ranks where too many clips were unusable; a rank sees too few of them to judge."""
+        num_clips = result.num_clips + result.num_skipped
+        if result.num_skipped <= bad_limit(num_clips, num_samples=num_clips, max_bad_fraction=self._max_bad_fraction):
+            return
+        error = DataError(
+            f"{result.num_skipped} of {num_clips} held-out clips are unusable, more than data.max_bad_fraction "
+            f"{self._max_bad_fraction} allows: see the log for their names, or run `clap-zero check` on data.val"
+        )
+        error.reported_elsewhere = not is_main
+        raise error

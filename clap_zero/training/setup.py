@@ -16,6 +16,7 @@ from clap_zero.data.batch import LoaderPlan
 from clap_zero.data.index import policy_of
 from clap_zero.data.loader import eval_batches, train_batches
 from clap_zero.data.partition import DataPosition
+from clap_zero.data.skip_limit import SkipLimit
 from clap_zero.distributed.world import World, cores_per_rank, set_cpu_threads
 from clap_zero.hooks.checkpoint import CheckpointHook
 from clap_zero.hooks.console import ConsoleHook
@@ -78,6 +79,7 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
         accumulation=resolved.accumulation,
         seed=run.train.seed,
         stop_requested=stop_requested,
+        skip_limit=SkipLimit(num_samples=settled.train.num_samples, max_bad_fraction=run.data.max_bad_fraction),
         world=world,
     )
     return Trainer(
@@ -197,5 +199,8 @@ def _hooks(
         plan = LoaderPlan(**reading, micro_batch=run.evaluate.batch_size)
         val = settled.val
         yield EvaluateHook(
-            lambda: eval_batches(val, plan=plan), features=features, every_steps=run.evaluate.every_steps
+            lambda: eval_batches(val, plan=plan),
+            features=features,
+            every_steps=run.evaluate.every_steps,
+            max_bad_fraction=run.data.max_bad_fraction,
         )

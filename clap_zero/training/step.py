@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clap_zero.audio.features import ClapFeatures
 from clap_zero.data.loader import Batch
+from clap_zero.data.skip_limit import SkipLimit
 from clap_zero.data.stopwatch import STAGES
 from clap_zero.data.tally import Tally
 from clap_zero.distributed.world import World, peak_memory_bytes
@@ -82,6 +83,7 @@ class Stepper:
         accumulation: int,
         seed: int,
         stop_requested: Callable[[], str | None],
+        skip_limit: SkipLimit,
         world: World,
     ) -> None:
         """Args:
@@ -92,6 +94,7 @@ class Stepper:
         accumulation: Micro batches per optimizer step.
         seed: Seed of the run.
         stop_requested: Name of the signal that asked this rank to stop, None without one.
+        skip_limit: Ends the run where too many samples are unusable.
         world: The ranks.
         """
         self._engine = engine
@@ -102,6 +105,7 @@ class Stepper:
         self._seed = seed
         self._world = world
         self._stop_requested = stop_requested
+        self._skip_limit = skip_limit
         self._num_wasted = 0
 
     def close(self) -> None:
@@ -121,6 +125,7 @@ class Stepper:
 
         Raises:
             DivergedError: The loss is not a number, or no step in a row of many could update the weights.
+            DataError: Too many samples of the epoch were unusable, over all ranks.
         """
         started = time.perf_counter()
         if self._learning_rate is not None:
@@ -174,6 +179,7 @@ class Stepper:
             skipped=tuple(skipped),
             tally=tally,
         )
+        self._skip_limit.see(result.epoch, num_slots=num_pairs, num_bad=result.num_skipped, skipped=skipped)
         self._check_progress(result, updated=updated)
         return result
 

@@ -1,19 +1,27 @@
 from __future__ import annotations
 
+import json
 import logging
+from collections import Counter
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from clap_zero.audio.clips import ClipBatch, FeatureConfig
 from clap_zero.data.batch import Batch, LoaderPlan
 from clap_zero.data.partition import DataPosition
-from clap_zero.data.skips import BLACKLISTED, SkipWatch, bad_limit, reason_kind
+from clap_zero.data.skip_limit import SkipLimit
+from clap_zero.data.skips import BLACKLISTED, SkipWatch, bad_limit, count_kind, reason_kind
 from clap_zero.data.stopwatch import STAGES, Stopwatch, describe_wait
 from clap_zero.data.tally import Tally
+from clap_zero.distributed.world import init_distributed
 from clap_zero.errors import DataError
+from clap_zero.testing import run_distributed
 
 PLAN = LoaderPlan(rank=3, world_size=4, micro_batch=8, features=FeatureConfig("rand_trunc"))
+ALONE = replace(PLAN, rank=0, world_size=1)
 
 
 def batch(*skipped: tuple[str, str], epoch: int = 0, captions: int = 8, **change) -> Batch:
@@ -57,12 +65,92 @@ def test_each_bad_sample_is_named_once(caplog):
 
 
 def test_too_many_end_the_run_with_reasons_and_keys():
-    watch = SkipWatch(PLAN, 100)
+    watch = SkipWatch(ALONE, 100)
     bad = [(f"t/0.tar::bad{n}", f"FLAC has {n} samples") for n in range(8)]
     watch.see(batch(*bad))
-    with pytest.raises(DataError, match=r"13 of 16 .* rank 3.*FLAC has N samples \(13\); the latest: .*bad4 \("):
+    watch.see(batch(*bad))
+    with pytest.raises(DataError, match=r"21 of 24 .* rank 0.*FLAC has N samples \(21\); the latest: .*bad4 \("):
         watch.see(batch(*bad[:5]))
-    assert bad_limit(16, num_samples=100, world_size=4, max_bad_fraction=0.05) == 12.5
+    assert [bad_limit(16, num_samples=n, max_bad_fraction=0.05) for n in (8, 100, 10**9)] == [4, 16, 500]
+
+
+def test_a_rank_judges_itself_only_where_it_can_read_next_to_nothing():
+    watch = SkipWatch(PLAN, 10**6)
+    for _ in range(62):
+        watch.see(batch(*((f"t/0.tar::bad{n}", "empty") for n in range(8))))
+    with pytest.raises(DataError, match="504 of 504 samples of epoch 0 are unusable on rank 3"):
+        watch.see(batch(*((f"t/0.tar::bad{n}", "empty") for n in range(8))))
+    with_half = SkipWatch(PLAN, 10**6)
+    for _ in range(500):
+        with_half.see(batch(*((f"t/0.tar::bad{n}", "empty") for n in range(4))))
+
+
+@pytest.mark.parametrize("world", [1, 8, 512, 4096])
+@pytest.mark.parametrize("fault_rate", [0.01, 0.1])
+def test_a_hundredth_of_bad_samples_never_ends_a_run_and_a_tenth_does(world, fault_rate):
+    """On 4,096 ranks, too, where half of what a rank reads in an epoch is a handful."""
+    num_samples, micro_batch = 1_000_000, 8
+    rng = np.random.default_rng(0)
+    limit = SkipLimit(num_samples=num_samples, max_bad_fraction=0.05)
+    watches = [SkipWatch(replace(PLAN, world_size=world, rank=rank), num_samples) for rank in range(min(world, 16))]
+    if world == 1:
+        watches = [SkipWatch(ALONE, num_samples)]
+    ended_at = None
+    for step in range(min(200, num_samples // (world * micro_batch)) if world > 1 else 2_000):
+        bad = rng.binomial(micro_batch, fault_rate, size=world)
+        # The 16 ranks that are watched here meet the worst of it.
+        worst = sorted(bad.tolist())[-len(watches) :]
+        try:
+            for watch, number in zip(watches, worst, strict=True):
+                watch.see(batch(*((f"{step}-{n}", "empty") for n in range(number))))
+            limit.see(0, num_slots=world * micro_batch, num_bad=int(bad.sum()), skipped=[])
+        except DataError:
+            ended_at = step
+            break
+    assert (ended_at is None) == (fault_rate == 0.01), ended_at
+
+
+def end_together() -> str:
+    """What a rank gets when the samples of both together are too bad; each has its own reasons."""
+    rank = init_distributed().rank
+    limit = SkipLimit(num_samples=100, max_bad_fraction=0.05)
+    mine = [(f"t/0.tar::of {rank}", f"reason {'ab'[rank]}"), ("t/0.tar::left", BLACKLISTED)]
+    for _ in range(8):
+        limit.see(0, num_slots=16, num_bad=2, skipped=mine)
+    limit.see(1, num_slots=16, num_bad=2, skipped=mine)
+    try:
+        for _ in range(8):
+            limit.see(1, num_slots=16, num_bad=2, skipped=mine)
+    except DataError as error:
+        return json.dumps([str(error), error.reported_elsewhere])
+    return "[]"
+
+
+def test_all_ranks_end_together_and_one_says_why():
+    first, second = (json.loads(result) for result in run_distributed(end_together, 2))
+    assert first[0] == second[0] and (first[1], second[1]) == (False, True)
+    assert first[0].startswith("18 of 144 samples of epoch 1 are unusable over all ranks, more than")
+    assert "reason a (9), reason b (9)" in first[0] and "of 0 (reason a); t/0.tar::of 1 (reason b)" in first[0]
+
+
+def test_notes_are_said_some_of_each_kind_in_bounded_memory(caplog):
+    watch = SkipWatch(PLAN, 10**6)
+    with caplog.at_level(logging.WARNING):
+        for n in range(60_000):
+            watch._note(f"t/0.tar::{n}: FLAC is cut short: readable to {n}.00 s")
+        watch._note("t/0.tar::0: FLAC is cut short: readable to 0.00 s")
+        watch._note("t/7.tar: the shard has 3 samples")
+    assert len(caplog.records) == 20 + len([2**n for n in range(5, 16)]) + 1
+    assert caplog.records[20].getMessage().endswith("(32 such)") and "7.tar" in caplog.records[-1].getMessage()
+    assert len(watch._noted._hashes) <= 50_000
+
+
+def test_very_many_kinds_of_reasons_are_counted_in_bounded_memory():
+    counts: Counter[str] = Counter()
+    for n in range(2_000):
+        count_kind(counts, f"kind {n}")
+    count_kind(counts, BLACKLISTED)
+    assert len(counts) == 502 and counts["other reasons"] == 1_500 and counts[BLACKLISTED] == 1
 
 
 def test_blacklisted_samples_are_no_faults(caplog):
