@@ -146,7 +146,7 @@ def _list_value(text: str, spelling: str) -> tuple[Any, ...]:
         value = parse_value(text)
         if not isinstance(value, dict):
             raise ConfigError(
-                f"{spelling} {text}: not readable as a YAML mapping: put quotes around a pattern with braces, as in "
+                f"{spelling}: not readable as a YAML mapping: put quotes around a pattern with braces, as in "
                 """{shards: "s3://b/{000..127}.tar", weight: 2}"""
             )
         return (value,)

@@ -194,10 +194,20 @@ def _readable(error: ValidationError, origin: Mapping[str, str]) -> list[str]:
         elif key in FIELDS:
             alone = name.replace("[0]", "")  # a single set may be given without a list around it
             where = next((origin[place] for place in (name, alone, key) if place in origin), key)
-            lines.append(f"{where}: {name} {shown(given[name])} is refused: {what}")
+            value = "" if _may_hold_secrets(given[name]) else f" {shown(given[name])}"
+            lines.append(f"{where}: {name}{value} is refused: {what}")
         else:
             lines.append(what)
     return lines
+
+
+def _may_hold_secrets(value: Any) -> bool:
+    """Whether a refused value is, or holds, a URL or a command, which may come with a password."""
+    if isinstance(value, Mapping):
+        return any(map(_may_hold_secrets, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_may_hold_secrets, value))
+    return isinstance(value, str) and ("://" in value or value.startswith("pipe:"))
 
 
 def _named(location: Sequence[int | str]) -> tuple[str, str]:

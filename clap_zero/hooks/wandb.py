@@ -28,7 +28,14 @@ class WandbHook(Hook):
     """
 
     def __init__(
-        self, run_dir: Path, *, mode: str, settings: dict[str, Any], config: dict[str, Any], attempt: int
+        self,
+        run_dir: Path,
+        *,
+        mode: str,
+        settings: dict[str, Any],
+        config: dict[str, Any],
+        attempt: int,
+        hide_command: bool = False,
     ) -> None:
         """Args:
         run_dir: Directory of the run.
@@ -36,12 +43,14 @@ class WandbHook(Hook):
         settings: project, name, entity.
         config: The resolved configuration to attach.
         attempt: Number of this start of the run.
+        hide_command: The command line holds what W&B must not get; it collects nothing about the process then.
         """
         self._run_dir = run_dir
         self._mode = mode
         self._settings = settings
         self._config = config
         self._attempt = attempt
+        self._hide_command = hide_command
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._failed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -92,7 +101,7 @@ class WandbHook(Hook):
             mode=mode,
             dir=str(self._run_dir),
             config=self._config,
-            settings=wandb.Settings(init_timeout=90, console="off", silent=True),
+            settings=wandb.Settings(init_timeout=90, console="off", silent=True, x_disable_meta=self._hide_command),
             **self._settings,
         )
         run.define_metric("step")

@@ -17,9 +17,10 @@ from clap_zero.config.schema import RunConfig
 from clap_zero.data.embedded import embedded_sounds
 from clap_zero.data.index import ShardIndex, index_of
 from clap_zero.data.partition import steps_per_epoch
+from clap_zero.data.public import holds_secrets
 from clap_zero.distributed import collectives
 from clap_zero.distributed.world import World, memory_bytes, supported_precisions
-from clap_zero.errors import ClapZeroError, ConfigError, DataError, LaunchError
+from clap_zero.errors import ClapZeroError, ConfigError, DataError, LaunchError, first_line
 from clap_zero.training.loop import Plan
 from clap_zero.training.run_directory import RunDirectory, RunLock
 
@@ -98,9 +99,11 @@ def on_main(world: World, function: Callable[[], T]) -> T:
 
     Raises:
         ClapZeroError: What the function raised on rank 0.
+        Exception: What nobody foresaw, on rank 0 itself; the others get a LaunchError that names it.
     """
     result: Any = None
     error: ClapZeroError | None = None
+    unforeseen: Exception | None = None
     if world.is_main:
         try:
             result = function()
@@ -108,7 +111,13 @@ def on_main(world: World, function: Callable[[], T]) -> T:
             error = raised
         except OSError as raised:
             error = LaunchError(f"{raised.filename or 'the run directory'}: {raised.strerror or raised}")
+        except Exception as raised:  # noqa: BLE001
+            # The others wait for this broadcast; without it they would wait until their timeout.
+            unforeseen = raised
+            error = LaunchError(f"rank 0 failed unexpectedly: {type(raised).__name__}: {first_line(raised)}")
     result, error = collectives.broadcast_object((result, error))
+    if unforeseen is not None:
+        raise unforeseen  # with its traceback
     if error is not None:
         error.reported_elsewhere = not world.is_main
         raise error
@@ -153,7 +162,8 @@ def _settle(
         print(f"{directory.path} is already complete: {finished} steps. Give another --run_dir for a new run")
         return None
     resume_from = _checkpoint_to_load(run, CheckpointStore(directory.checkpoints_path))
-    directory.record(run=dump_run_config(run), ds=resolved.config, data=data)
+    private = holds_secrets(run.model_dump(mode="json"))
+    directory.record(run=dump_run_config(run), ds=resolved.config, data=data, private=private)
     settled = Settled(run, resolved, train, val, plan, directory.next_attempt(), resume_from)
     _tell(settled, notes=[*command.notes, *notes], world=world)
     return settled

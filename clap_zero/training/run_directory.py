@@ -11,12 +11,14 @@ import json
 import os
 import socket
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from clap_zero.config.load import diff_configs
+from clap_zero.data.public import public_config
 from clap_zero.errors import ConfigError, LaunchError
 
 VOLATILE_KEYS = (
@@ -191,7 +193,7 @@ class RunDirectory:
                 "continues it: restore it, give another --run_dir, or --force to continue"
             )
         differences = [
-            *diff_configs(old_run, run, ignore=VOLATILE_KEYS),
+            *diff_configs(public_config(old_run), public_config(run), ignore=VOLATILE_KEYS),
             *(f"ds.{line}" for line in diff_configs(self.recorded_ds_config() or {}, ds)),
             *(
                 f"data on disk: {line}"
@@ -205,11 +207,18 @@ class RunDirectory:
                 + "\ngive another --run_dir for a new run, or --force to continue this one with the changes"
             )
 
-    def record(self, *, run: str, ds: dict[str, Any], data: dict[str, Any]) -> None:
-        """Write the resolved configuration; a run can be started again from it."""
+    def record(self, *, run: str, ds: dict[str, Any], data: dict[str, Any], private: bool = False) -> None:
+        """Write the resolved configuration; a run can be started again from it.
+
+        Args:
+            run: The run config as YAML.
+            ds: The resolved DeepSpeed configuration.
+            data: Fingerprints and sizes of the data.
+            private: The run config holds credentials: only its owner may read it.
+        """
         self._write("data.json", json.dumps(data, indent=2) + "\n")
         self._write("ds_config.json", json.dumps(ds, indent=2) + "\n")
-        self._write("config.yaml", run)  # last: when it is there, all three are
+        self._write("config.yaml", run, mode=0o600 if private else 0o666)  # last: when it is there, all three are
 
     def set_aside(self) -> Path:
         """Move the whole directory out of the way; nothing is deleted.
@@ -229,9 +238,10 @@ class RunDirectory:
     def _read_yaml(self, name: str) -> dict[str, Any] | None:
         return _parse(self.path / name, yaml.safe_load)
 
-    def _write(self, name: str, text: str) -> None:
+    def _write(self, name: str, text: str, *, mode: int = 0o666) -> None:
         temporary = self.path / f".{name}.tmp"
-        with temporary.open("w") as file:
+        temporary.unlink(missing_ok=True)  # what a kill left keeps its own mode
+        with open(temporary, "w", opener=partial(os.open, mode=mode)) as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -16,6 +16,7 @@ from clap_zero.data.batch import LoaderPlan
 from clap_zero.data.index import policy_of
 from clap_zero.data.loader import eval_batches, train_batches
 from clap_zero.data.partition import DataPosition
+from clap_zero.data.public import holds_secrets, public_config
 from clap_zero.data.skip_limit import SkipLimit
 from clap_zero.distributed.world import World, cores_per_rank, set_cpu_threads
 from clap_zero.hooks.checkpoint import CheckpointHook
@@ -173,12 +174,13 @@ def _hooks(
                 "entity": run.wandb.entity,
             },
             config={
-                "run": run.model_dump(mode="json"),
+                "run": public_config(run.model_dump(mode="json")),
                 "deepspeed": settled.resolved.config,
                 "world_size": world.size,
                 **asdict(settled.plan),
             },
             attempt=settled.attempt,
+            hide_command=holds_secrets(run.model_dump(mode="json")),
         )
     yield DataHook(
         directory.path / "skipped",

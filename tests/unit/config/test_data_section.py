@@ -184,3 +184,18 @@ def test_the_example_of_a_mixture_loads() -> None:
     assert all("{caption}" in template for template in sets["effects"].caption_templates)
     assert len(data.blacklist) == 2 and len(data.val) == 2
     assert math.isclose(sum(one.weight for one in sets.values()), 11.5)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "{shards: 'https://h/t?sig=SECRET', caption_templates: [none]}",
+        "{shards: [s3://SECRET@b/t], tags: {a: pipe:SECRET}}",
+        "{shards: 'https://h/{0..9}.tar?sig=SECRET', weight",
+        "{shards: https://h/{0..9}.tar?sig=SECRET, weight: {2}",
+    ],
+)
+def test_refused_values_with_urls_are_not_printed(value: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_command_line(["--ds_config", "zero2.json", "--data.train", value])
+    assert "SECRET" not in str(error.value)

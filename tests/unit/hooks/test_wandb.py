@@ -83,3 +83,13 @@ def test_an_init_that_never_returns_does_not_hold_the_end(
     hook.on_close(TRAINER)
     assert time.monotonic() - started < 1.5
     assert "no end after" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_a_command_line_with_credentials_is_not_collected(tmp_path: Path, no_key: None, monkeypatch, hide) -> None:
+    monkeypatch.setattr(sys, "argv", ["train", "--data.train", "https://host/0.tar?sig=SECRET"])
+    hook = WandbHook(tmp_path, mode="offline", settings={"project": "test"}, config={}, attempt=1, hide_command=hide)
+    hook.on_start(TRAINER)
+    finish(hook)
+    written = b"".join(path.read_bytes() for path in (tmp_path / "wandb").rglob("*") if path.is_file())
+    assert (b"SECRET" in written) == (not hide)

@@ -74,12 +74,16 @@ def fail(kind: str) -> str:
     def action() -> None:
         if kind == "data":
             raise DataError("no shards")
+        if kind == "unforeseen":
+            raise MemoryError("no room")
         raise OSError(28, "No space left on device", "runs/x")
 
     try:
         on_main(world, action)
     except (DataError, LaunchError) as error:
         return json.dumps([type(error).__name__, str(error), error.reported_elsewhere])
+    except MemoryError as error:
+        return json.dumps(["MemoryError", str(error)])
     return "nothing"
 
 
@@ -91,3 +95,9 @@ def test_an_error_of_rank_0_is_every_ranks_and_said_once(kind: str, name: str, t
     assert first[0] == second[0] == name
     assert text in first[1] and text in second[1]
     assert (first[2], second[2]) == (False, True)
+
+
+def test_what_nobody_foresaw_on_rank_0_ends_the_others_at_once() -> None:
+    first, second = (json.loads(result) for result in run_distributed(fail, 2, "unforeseen"))
+    assert first == ["MemoryError", "no room"]
+    assert second == ["LaunchError", "rank 0 failed unexpectedly: MemoryError: no room", True]

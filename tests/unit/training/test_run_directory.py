@@ -3,6 +3,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -223,3 +225,29 @@ def test_the_lock_is_not_inherited_by_child_processes(tmp_path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     child.kill()
     child.communicate()
+
+
+def with_data(signature: str) -> dict:
+    return {"data": {"train": [f"https://host/train/0.tar?sig={signature}", "a"]}}
+
+
+def test_a_renewed_signature_is_no_changed_configuration_and_none_is_printed(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.record(run=json.dumps(with_data("OLD")), ds={}, data={}, private=True)
+    directory.metrics_path.write_text('{"step": 1, "loss": 2.0}\n')
+    assert stat.S_IMODE((tmp_path / "config.yaml").stat().st_mode) == 0o600
+    directory.check_unchanged(run=with_data("NEW"), ds={}, data={}, force=False)
+    other = {"data": {"train": ["https://host/train/1.tar?sig=NEW", "a"]}}
+    with pytest.raises(ConfigError, match=r"data.train: .*train/0.tar.* -> .*train/1.tar") as error:
+        directory.check_unchanged(run=other, ds={}, data={}, force=False)
+    assert "?sig" not in str(error.value)
+
+
+def test_a_configuration_without_credentials_is_everybodys(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        (tmp_path / ".config.yaml.tmp").touch(0o600)
+        RunDirectory(tmp_path).record(run="data: {}\n", ds={}, data={})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "config.yaml").stat().st_mode) == 0o644
