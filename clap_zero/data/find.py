@@ -28,11 +28,13 @@ from clap_zero.data.patterns import (
 )
 from clap_zero.data.places import ReadPolicy, is_pipe, is_remote, join, local_path, shown
 from clap_zero.data.spans import SPANS_FILE
+from clap_zero.data.tar import MAX_MEMBERS
 from clap_zero.errors import DataError
 
 _logger = logging.getLogger(__name__)
 SIZES_FILE = "sizes.json"
 UNKNOWN = -1
+_MAX_SAMPLES = MAX_MEMBERS // 2
 MAX_ASKED = 256
 """More remote shards than this are not asked for one by one; what is missing then shows when it is read."""
 _ASKED = 8
@@ -123,9 +125,12 @@ def parse_sizes(path: str, text: str) -> dict[str, int]:
     if len(sizes) > MAX_SHARDS:
         raise DataError(f"{path} lists {len(sizes)} shards, {MAX_SHARDS} are possible")
     counts = sizes.values()
-    if sizes and not (set(map(type, counts)) == {int} and 0 <= min(counts) <= max(counts) < 2**40):
-        name, size = next((n, s) for n, s in sizes.items() if type(s) is not int or not 0 <= s < 2**40)
-        raise DataError(f"{path}: the count of {name!r} must be a whole number, is {size!r}")
+    if sizes and not (set(map(type, counts)) == {int} and 0 <= min(counts) <= max(counts) <= _MAX_SAMPLES):
+        name, size = next((n, s) for n, s in sizes.items() if type(s) is not int or not 0 <= s <= _MAX_SAMPLES)
+        raise DataError(
+            f"{path}: the count of {name!r} must be a whole number up to {_MAX_SAMPLES:,}, the most pairs that are "
+            f"read of a tar, is {repr(size)[:40]}"
+        )
     return sizes
 
 

@@ -18,7 +18,7 @@ from clap_zero.config.data import DataSection, DataSetSection
 from clap_zero.data.columns import Names, pack_integers, unpack_integers
 from clap_zero.data.count import Counted, compare, count_all, nothing_usable
 from clap_zero.data.find import SIZES_FILE, SPANS_FILE, UNKNOWN, Found, find_shards
-from clap_zero.data.mixture import samples_per_epoch
+from clap_zero.data.mixture import refuse_too_many, samples_per_epoch
 from clap_zero.data.partition import EpochOrder
 from clap_zero.data.patterns import natural_order, spread
 from clap_zero.data.places import ReadPolicy, is_remote, shown
@@ -224,6 +224,7 @@ def _assembled(asked: Sequence[NamedSet], found: Sequence[Sequence[Found]]) -> S
         taken = samples_per_epoch(stored, one.weight)
         sets.append(DataSet(one.name, one.weight, one.rule, first, num_shards, stored, taken))
         first += num_shards
+    refuse_too_many([(one.name, one.num_shards, one.weight) for one in sets])
     return ShardIndex(
         places=tuple(places.values()),
         place_ids=_joined(np.full(len(part.names), numbers[part.head, part.tail]) for part in every),

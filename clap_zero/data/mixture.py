@@ -16,7 +16,11 @@ from fractions import Fraction
 
 import numpy as np
 
+from clap_zero.errors import DataError
+
 _PASS_STREAM, _PLACE_STREAM = 3, 4
+MAX_PIECES = 10_000_000
+"""Most parts of shards of an epoch: its plan takes a gigabyte then, on every rank."""
 _SEED_MASK = 2**64 - 1
 
 
@@ -28,6 +32,25 @@ def generator(seed: int, *stream: int) -> np.random.Generator:
 def samples_per_epoch(num_stored: int, weight: float) -> int:
     """Samples that an epoch takes of a set: the nearest whole number to weight x stored ones, at least one of any."""
     return max(1, round(Fraction(weight) * num_stored)) if num_stored else 0
+
+
+def refuse_too_many(sets: Sequence[tuple[str, int, float]]) -> None:
+    """Refuses a mixture whose epoch has more pieces than a rank can plan (about 100 bytes each).
+
+    Args:
+        sets: name, number of shards and weight of each set.
+
+    Raises:
+        DataError: there are too many; names the set that has most of them.
+    """
+    pieces = [(num_shards * max(1.0, weight), name, num_shards, weight) for name, num_shards, weight in sets]
+    if sum(count for count, *_ in pieces) > MAX_PIECES:
+        count, name, num_shards, weight = max(pieces)
+        raise DataError(
+            f"the data set {name} has {num_shards:,} shards with weight {weight:g}: an epoch would read "
+            f"{count:,.0f} shards of it, {MAX_PIECES:,} in all can be planned: lower the weights (all by one factor "
+            "changes only what is called an epoch), or pack the set into larger shards"
+        )
 
 
 @dataclass(frozen=True)

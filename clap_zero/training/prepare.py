@@ -16,6 +16,7 @@ from clap_zero.config.load import CommandLine, dump_run_config
 from clap_zero.config.schema import RunConfig
 from clap_zero.data.embedded import embedded_sounds
 from clap_zero.data.index import ShardIndex, index_of
+from clap_zero.data.overlap import shards_in_both
 from clap_zero.data.partition import steps_per_epoch
 from clap_zero.data.public import holds_secrets
 from clap_zero.distributed import collectives
@@ -165,6 +166,8 @@ def _settle(
     private = holds_secrets(run.model_dump(mode="json"))
     directory.record(run=dump_run_config(run), ds=resolved.config, data=data, private=private)
     settled = Settled(run, resolved, train, val, plan, directory.next_attempt(), resume_from)
+    if val is not None:
+        notes += _told_overlap(shards_in_both(train, val))
     _tell(settled, notes=[*command.notes, *notes], world=world)
     return settled
 
@@ -256,6 +259,15 @@ def _told_data(train: ShardIndex, val: ShardIndex | None) -> list[str]:
                 f"{share:.1%} of an epoch"
             )
     return lines
+
+
+def _told_overlap(both: list[str]) -> list[str]:
+    if not both:
+        return []
+    return [
+        f"warning: {len(both)} shards stand in data.train and in data.val, such as {both[0]}: the evaluation tells "
+        "nothing about pairs that were not trained on"
+    ]
 
 
 def _summary(index: ShardIndex) -> dict[str, Any]:

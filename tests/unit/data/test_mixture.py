@@ -7,8 +7,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from clap_zero.data.mixture import Part, epoch_pieces, natural_pieces, samples_per_epoch
+from clap_zero.config.data import DataSetSection
+from clap_zero.data import mixture
+from clap_zero.data.index import load_index
+from clap_zero.data.mixture import Part, epoch_pieces, natural_pieces, refuse_too_many, samples_per_epoch
 from clap_zero.data.partition import EpochOrder
+from clap_zero.errors import DataError
+from tests.unit.data.shard_files import write_split
 
 
 @pytest.mark.parametrize(
@@ -174,3 +179,17 @@ def test_the_order_gives_the_very_samples_of_the_pieces():
         seen += here
     there = seen[np.arange(9) < sizes[:, None]]
     assert there.sum() == 70 and set(there.tolist()) == {2, 3}
+
+
+def test_more_pieces_than_can_be_planned_are_refused_by_name():
+    refuse_too_many([("small", 10, 1000.0), ("large", 1_000_000, 5.0)])
+    with pytest.raises(DataError, match=r"data set large has 1,000,000 shards with weight 1000.*1,000,000,000 shards"):
+        refuse_too_many([("small", 10, 1.0), ("large", 1_000_000, 1000.0)])
+
+
+def test_an_index_refuses_such_a_weight(tmp_path, monkeypatch):
+    monkeypatch.setattr(mixture, "MAX_PIECES", 5)
+    place = str(write_split(tmp_path / "train", [2, 2]))
+    assert load_index([DataSetSection(shards=(place,), weight=2)]).num_samples == 8
+    with pytest.raises(DataError, match="lower the weights"):
+        load_index([DataSetSection(shards=(place,), weight=3)])

@@ -13,10 +13,11 @@ from clap_zero.config.data import DataSetSection
 from clap_zero.config.load import parse_command_line
 from clap_zero.config.schema import RunConfig
 from clap_zero.data.index import load_index
+from clap_zero.data.overlap import shards_in_both
 from clap_zero.distributed.world import init_distributed
 from clap_zero.errors import CheckpointError, ConfigError, DataError, LaunchError
 from clap_zero.testing import run_distributed
-from clap_zero.training.prepare import _checkpoint_to_load, _told_data, on_main
+from clap_zero.training.prepare import _checkpoint_to_load, _told_data, _told_overlap, on_main
 from tests.unit.data.shard_files import write_split
 
 
@@ -65,6 +66,14 @@ def test_the_data_are_told_set_by_set(tmp_path: Path) -> None:
         "data set a/train: 8 pairs x weight 1 = 8, 66.7% of an epoch",
         "data set half: 8 pairs x weight 0.5 = 4, 33.3% of an epoch",
     ]
+
+
+def test_shards_that_are_trained_on_and_held_out_are_told(tmp_path: Path) -> None:
+    places = [str(write_split(tmp_path / name / "train", [8, 8])) for name in "ab"]
+    train, val = load_index(places), load_index([f"{places[1]}/1.tar"])
+    assert shards_in_both(train, val) == [f"{places[1]}/1.tar"]
+    assert shards_in_both(load_index(places[:1]), val) == [] == _told_overlap([])
+    assert "1 shards stand in data.train and in data.val" in _told_overlap(shards_in_both(train, val))[0]
 
 
 def fail(kind: str) -> str:
