@@ -17,7 +17,7 @@ from clap_zero.data.pack_encoding import SAMPLE_RATE_HZ, Encoded, Encoding, Trun
 from clap_zero.data.pack_files import read_file
 from clap_zero.data.pack_items import Item
 from clap_zero.data.pack_sidecars import read_sidecars
-from clap_zero.data.shards import MAX_MEMBER_BYTES
+from clap_zero.data.samples import MAX_MEMBER_BYTES
 
 
 def encode(item: Item, encoding: Encoding) -> Encoded:

@@ -38,13 +38,14 @@ class Slots:
 
     def __init__(self, number: int) -> None:
         number = min(number, _MAX_SLOTS)
+        self._free: list[Slot] = []
+        self._descriptor: int | None = None
         try:
             self._descriptor = os.memfd_create("clap-zero-pack")
             os.ftruncate(self._descriptor, number * SLOT_BYTES)
+            self._memory = memoryview(mmap.mmap(self._descriptor, number * SLOT_BYTES))
         except (AttributeError, OSError):  # not Linux, or not allowed: everything goes through the pipe
-            self._free: list[Slot] = []
             return
-        self._memory = memoryview(mmap.mmap(self._descriptor, number * SLOT_BYTES))
         self._free = [Slot(os.getpid(), self._descriptor, place * SLOT_BYTES) for place in range(number)]
 
     def take(self) -> Slot | None:
@@ -62,8 +63,9 @@ class Slots:
 
     def close(self) -> None:
         """Lets go of the descriptor; the memory goes with the last view of it."""
-        if self._free:
+        if self._descriptor is not None:
             os.close(self._descriptor)
+            self._descriptor = None
 
 
 @functools.lru_cache(maxsize=1)
