@@ -10,23 +10,22 @@ or a peak above 8 are refused; of a file that is cut short the readable part is 
 
 from __future__ import annotations
 
-import functools
-import io
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import soundfile
 
+from clap_zero.audio import ffmpeg
+from clap_zero.audio.headers import with_all_samples
 from clap_zero.audio.in_memory import open_sound
 from clap_zero.audio.kinds import FFMPEG_KINDS, OTHER_KINDS, SOUNDFILE_KINDS, AudioError, find_kind
 from clap_zero.audio.mp3 import with_true_length
+from clap_zero.audio.sound import DecodedAudio, Part, check_rate
 from clap_zero.audio.waveform import mix_down, resample
 
-__all__ = ["AudioError", "DecodedAudio", "decode", "load_clip"]
+__all__ = ["AudioError", "decode", "load_clip"]
 
-MIN_RATE_HZ = 4_000
-MAX_RATE_HZ = 384_000
 MAX_PEAK = 8.0
 """18 dB over full scale. Float files of another scale hold up to 32,768 by mistake: clipped, they would be noise."""
 
@@ -38,43 +37,6 @@ _MAX_SCAN_SAMPLES = 2**27
 
 UNKNOWN_FRAMES = 2**62
 """libsndfile announces 2**63 - 1 frames where a FLAC header leaves the number open."""
-
-
-@dataclass(frozen=True)
-class DecodedAudio:
-    """Part of a clip at its own sampling rate.
-
-    Attributes:
-        samples: float32 (n,), mono, finite, n >= 1; not clipped to [-1, 1].
-        sample_rate_hz: Rate of the samples.
-        kind: Format that was found, such as "FLAC".
-        num_channels: Channels of the file.
-        note: One line where the file is damaged and only its readable part is used, else None.
-    """
-
-    samples: np.ndarray
-    sample_rate_hz: int
-    kind: str
-    num_channels: int
-    note: str | None = None
-
-
-@dataclass(frozen=True)
-class Part:
-    """The part of a clip that is wanted, in seconds; with a generator its start is drawn."""
-
-    start_s: float
-    duration_s: float
-    rng: np.random.Generator | None
-
-    def place(self, num_frames: int, rate_hz: int) -> tuple[int, int]:
-        """First frame and number of frames in a clip of `num_frames`."""
-        wanted = max(1, round(self.duration_s * rate_hz))
-        if self.rng is None:
-            start = round(self.start_s * rate_hz)
-        else:
-            start = int(self.rng.integers(max(0, num_frames - wanted) + 1))
-        return start, min(wanted, max(0, num_frames - start))
 
 
 def decode(
@@ -105,14 +67,14 @@ def decode(
     if kind in OTHER_KINDS:
         raise AudioError(f"found {kind} and no audio")
     if kind in FFMPEG_KINDS:
-        return _checked(_decode_with_ffmpeg(data, kind, part))
+        return _checked(ffmpeg.decode_with_ffmpeg(data, kind, part))
     try:
         return _checked(_decode_with_soundfile(data, kind, part))
     except soundfile.LibsndfileError as error:
-        if _ffmpeg_problem() is not None:
+        if ffmpeg.problem() is not None:
             found = f"{kind} cannot be decoded" if kind in SOUNDFILE_KINDS else f"found {kind}"
             raise AudioError(f"{found}: {_message(error)}") from error
-        return _checked(_decode_with_ffmpeg(data, kind, part))
+        return _checked(ffmpeg.decode_with_ffmpeg(data, kind, part))
 
 
 def load_clip(
@@ -157,11 +119,6 @@ def _checked(audio: DecodedAudio) -> DecodedAudio:
     return audio
 
 
-def _check_rate(rate_hz: float, kind: str) -> None:
-    if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
-        raise AudioError(f"{kind} has a sampling rate of {rate_hz:g} Hz, outside {MIN_RATE_HZ} to {MAX_RATE_HZ} Hz")
-
-
 def _message(error: soundfile.LibsndfileError) -> str:
     """libsndfile's own words, without soundfile's prefix that prints the object."""
     return error.error_string.strip().rstrip(".")
@@ -169,12 +126,18 @@ def _message(error: soundfile.LibsndfileError) -> str:
 
 def _decode_with_soundfile(data: bytes, kind: str, part: Part) -> DecodedAudio:
     mp3 = with_true_length(data) if kind == "MP3" else None
+    note = None
     if mp3 is not None:
         data = mp3.data
+        if mp3.announced_s is not None and mp3.announced_s - mp3.counted_s > 0.1:
+            note = f"MP3 is cut short: {mp3.counted_s:.2f} s of {mp3.announced_s:.2f} s are there"
+    longer = with_all_samples(data, kind)
+    if longer is not None:
+        data, note = longer, f"{kind} holds more than its header announces: all of it is used"
     with open_sound(data) as file:
-        _check_rate(file.samplerate, kind)
+        check_rate(file.samplerate, kind)
         rate_hz, announced = file.samplerate, file.frames
-        audio = DecodedAudio(np.zeros(0, np.float32), rate_hz, kind, file.channels)
+        audio = DecodedAudio(np.zeros(0, np.float32), rate_hz, kind, file.channels, note)
         if announced <= 0:
             raise AudioError(f"{kind} holds no samples")
         start, wanted = part.place(announced, rate_hz)
@@ -182,10 +145,7 @@ def _decode_with_soundfile(data: bytes, kind: str, part: Part) -> DecodedAudio:
         if announced < UNKNOWN_FRAMES or part.rng is None:
             samples, problem = _read(file, start, wanted, seek=kind != "MP3")
         if problem is None and announced < UNKNOWN_FRAMES and samples.size == wanted:
-            note = None
-            if mp3 is not None and mp3.announced_s is not None and mp3.announced_s - mp3.counted_s > 0.1:
-                note = f"MP3 is cut short: {mp3.counted_s:.2f} s of {mp3.announced_s:.2f} s are there"
-            return replace(audio, samples=samples, note=note)
+            return replace(audio, samples=samples)
         if start == 0 and part.rng is None:
             return replace(audio, samples=samples, note=_damage(samples.size, audio, announced, problem))
     return _decode_damaged(data, audio, part)
@@ -194,7 +154,7 @@ def _decode_with_soundfile(data: bytes, kind: str, part: Part) -> DecodedAudio:
 def _damage(num_readable: int, audio: DecodedAudio, announced: int, problem: str | None) -> str | None:
     if announced >= UNKNOWN_FRAMES:
         # A stream written to a pipe: it ends where it ends, and libsndfile complains at the end of every one.
-        return None
+        return audio.note
     reason = f" ({problem})" if problem else ""
     return f"{audio.kind} is damaged or cut short: readable to {num_readable / audio.sample_rate_hz:.2f} s{reason}"
 
@@ -257,45 +217,3 @@ def _count_readable(data: bytes) -> tuple[int, str | None]:
         most = _MAX_SCAN_SAMPLES // file.channels
         num_frames = sum(block.shape[0] for block in _blocks(file, most, problems))
     return num_frames, problems[0] if problems else None
-
-
-@functools.cache
-def _ffmpeg_problem() -> str | None:
-    """Why torchcodec cannot be used here; None where it can."""
-    try:
-        # Here, because it is heavy. It may be installed and find no FFmpeg libraries, which it says at import or only
-        # when it first decodes.
-        from torchcodec.decoders import AudioDecoder
-
-        probe = io.BytesIO()
-        soundfile.write(probe, np.zeros(16, dtype=np.float32), 8000, format="WAV")
-        AudioDecoder(probe.getvalue())
-    except ImportError:
-        return "torchcodec is not installed"
-    except (OSError, RuntimeError):
-        return "torchcodec finds no FFmpeg libraries"
-    return None
-
-
-def _decode_with_ffmpeg(data: bytes, kind: str, part: Part) -> DecodedAudio:
-    problem = _ffmpeg_problem()
-    if problem is not None:
-        raise AudioError(f"found {kind}: needs torchcodec and FFmpeg to be decoded, and {problem}")
-    from torchcodec.decoders import AudioDecoder
-
-    try:
-        decoder = AudioDecoder(data)
-        rate_hz = decoder.metadata.sample_rate or 0
-        _check_rate(rate_hz, kind)
-        # The duration is an estimate for raw streams: it serves to draw a start, not to end the clip.
-        duration_s = decoder.metadata.duration_seconds or part.duration_s
-        start, _ = part.place(round(duration_s * rate_hz), rate_hz)
-        wanted = round(part.duration_s * rate_hz)
-        found = decoder.get_samples_played_in_range(start / rate_hz, (start + wanted) / rate_hz).data
-        if found.shape[-1] == 0 and part.rng is not None:
-            found = decoder.get_samples_played_in_range(0.0, part.duration_s).data
-    except (RuntimeError, ValueError, IndexError) as error:
-        # torchcodec's messages begin with its function and C++ file.
-        message = str(error).strip().partition("\n")[0].rpartition(", ")[2]
-        raise AudioError(f"{kind} cannot be decoded: {message}") from error
-    return DecodedAudio(mix_down(found.numpy().T), rate_hz, kind, found.shape[0])

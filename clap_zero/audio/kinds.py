@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from clap_zero.errors import DataError
 
 
@@ -47,6 +49,8 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"version https://git-lfs", "Git LFS pointer"),
 )
 
+_NOT_ZERO = re.compile(rb"[^\0]")
+
 _OGG_CODECS = (
     (b"OpusHead", "Ogg Opus"),
     (b"\x01vorbis", "Ogg Vorbis"),
@@ -75,6 +79,8 @@ def find_kind(data: bytes) -> str:
         head = data[start : start + 64]
         if not any(head):
             return "an ID3 tag"
+    if head[:1] == b"\0" and _is_mp3_behind_gap(data):
+        return "MP3"
     if not any(head):
         return "zero bytes"
     for offset, magic, kind in _MAGIC:
@@ -86,12 +92,25 @@ def find_kind(data: bytes) -> str:
         return "AIFF"
     if head[:4] == b"OggS":
         return next((kind for magic, kind in _OGG_CODECS if magic in head), "Ogg of an unknown codec")
-    if len(head) > 2 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0:
-        # Bits 1 and 2 are the MPEG layer; ADTS AAC has 0 there.
-        return "MP3" if head[1] & 0x06 else "AAC"
+    if (mpeg := _mpeg_kind(head)) is not None:
+        return mpeg
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text[:1] == b"<":
         return "HTML or XML"
     if text[:1] in (b"{", b"["):
         return "JSON"
     return f"unknown (starts with {head[:8].hex(' ')})"
+
+
+def _mpeg_kind(head: bytes) -> str | None:
+    """What a stream is that may begin with the header of an MPEG frame."""
+    if len(head) > 2 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0:
+        # Bits 1 and 2 are the MPEG layer; ADTS AAC has 0 there.
+        return "MP3" if head[1] & 0x06 else "AAC"
+    return None
+
+
+def _is_mp3_behind_gap(data: bytes) -> bool:
+    """Whether an MP3 stream follows zero bytes, which some cutting programs leave."""
+    sound = _NOT_ZERO.search(data)
+    return sound is not None and _mpeg_kind(data[sound.start() : sound.start() + 4]) == "MP3"

@@ -11,9 +11,11 @@ import time
 import numpy as np
 import soundfile
 
-from clap_zero.audio.decode import UNKNOWN_FRAMES, Part, decode
+from clap_zero.audio.decode import UNKNOWN_FRAMES, decode
+from clap_zero.audio.headers import with_all_samples
 from clap_zero.audio.in_memory import open_sound
 from clap_zero.audio.kinds import find_kind
+from clap_zero.audio.sound import Part
 from clap_zero.audio.waveform import resample, to_int16
 
 _STRAIGHT_KINDS = ("FLAC", "WAV")
@@ -49,8 +51,11 @@ def load_pcm(
         AudioError: The clip cannot be used; the reason is one line.
     """
     started = time.perf_counter()
+    before = None if rng is None else rng.bit_generator.state
     samples = _straight(data, Part(0.0, max_seconds, rng), sample_rate_hz, buffer) if data else None
     if samples is None:
+        if rng is not None and before is not None:
+            rng.bit_generator.state = before  # the other way begins from the same place
         audio = decode(data, max_seconds=max_seconds, rng=rng)
         if audio.note is not None and notes is not None:
             notes.append(audio.note)
@@ -71,7 +76,8 @@ def _straight(data: bytes, part: Part, sample_rate_hz: int, buffer: np.ndarray |
 
     A header that claims more than there is costs address space only: pages are touched as the decoder fills them.
     """
-    if find_kind(data) not in _STRAIGHT_KINDS:
+    kind = find_kind(data)
+    if kind not in _STRAIGHT_KINDS or with_all_samples(data, kind) is not None:
         return None
     try:
         with open_sound(data) as file:

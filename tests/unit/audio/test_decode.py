@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from clap_zero.audio import decode as decode_module
+from clap_zero.audio import ffmpeg
 from clap_zero.audio.decode import AudioError, decode, load_clip
 from clap_zero.errors import DataError
 from tests.unit.audio.sounds import encode, noise, tone
@@ -48,7 +48,7 @@ def with_announced_frames(mp3: bytes, num_frames: int) -> bytes:
 
 @pytest.fixture
 def no_ffmpeg(monkeypatch):
-    monkeypatch.setattr(decode_module, "_ffmpeg_problem", lambda: "torchcodec finds no FFmpeg libraries")
+    monkeypatch.setattr(ffmpeg, "problem", lambda: "torchcodec finds no FFmpeg libraries")
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_torchcodec_decodes_other_kinds_where_it_works(monkeypatch):
             asked.append((start, stop))
             return types.SimpleNamespace(data=torch.full((2, round((stop - start) * 24_000)), 0.25))
 
-    monkeypatch.setattr(decode_module, "_ffmpeg_problem", lambda: None)
+    monkeypatch.setattr(ffmpeg, "problem", lambda: None)
     monkeypatch.setitem(sys.modules, "torchcodec", types.ModuleType("torchcodec"))
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", types.SimpleNamespace(AudioDecoder=AudioDecoder))
     audio = decode(M4A, start_s=1, max_seconds=5)
