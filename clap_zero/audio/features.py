@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -12,43 +10,9 @@ from torch import Tensor
 
 from clap_zero.audio.clips import STORED_UNITS_PER_DB, ClipBatch, CropPlan, FeatureConfig, plan_crop
 from clap_zero.audio.spectrum import LogMel, padded_wave
+from clap_zero.precision import exact_float32
 
 __all__ = ["ClapFeatures", "ClipBatch", "CropPlan", "FeatureConfig", "plan_crop"]
-
-
-_SWITCHES = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-
-
-class _Ieee:
-    """While any thread is inside, the program's precision switches are at "ieee"; the last one out puts them back."""
-
-    def __init__(self) -> None:
-        self._lock, self._inside, self._before = threading.Lock(), 0, [""] * len(_SWITCHES)
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._inside == 0:
-                self._before = [switch.fp32_precision for switch in _SWITCHES]
-                for switch in _SWITCHES:
-                    switch.fp32_precision = "ieee"
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
-                for switch, value in zip(_SWITCHES, self._before, strict=True):
-                    switch.fp32_precision = value
-
-
-_IEEE = _Ieee()
-
-
-@contextlib.contextmanager
-def _exact_float32(device: torch.device) -> Iterator[None]:
-    """No TF32 or bf16 inside matrix products and no autocast, whatever the program around has chosen."""
-    with _IEEE, torch.no_grad(), torch.autocast(device.type, enabled=False):
-        yield
 
 
 class ClapFeatures:
@@ -93,7 +57,7 @@ class ClapFeatures:
         longer = [self._check(*clip) for clip in zip(lengths, is_mel, strict=True)]
         shape = (len(lengths), cfg.num_mel_images, cfg.chunk_frames, cfg.num_mels)
         features = torch.empty(shape, dtype=torch.float32, device=self.device)
-        with _exact_float32(self.device):
+        with exact_float32(self.device):
             of_waves = [i for i, stored in enumerate(is_mel) if not stored]
             waves = dict(zip(of_waves, self._split(clips.samples, [lengths[i] for i in of_waves]), strict=True))
             self._short({i: wave for i, wave in waves.items() if not longer[i]}, out=features)
@@ -121,7 +85,7 @@ class ClapFeatures:
             float32 (frames, num_mels) in dB on the CPU: those of the padded clip, or all of a longer one.
         """
         wave = torch.from_numpy(np.ascontiguousarray(samples)).to(self.device)
-        with _exact_float32(self.device):
+        with exact_float32(self.device):
             return self._mel(self._full(wave)).to("cpu", torch.float32)
 
     def _check(self, length: int, is_mel: bool) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,24 +18,6 @@ NOTHING = -1e30
 """Stands for the largest logit where there is none: finite, so that its difference with -inf is one too."""
 CHUNK_ON_CPU, CHUNK_ELSEWHERE = 1024, 4096
 """Edge of a block. On a CPU a block of 4 MiB stays in the cache; elsewhere fewer, larger kernels."""
-
-
-@contextlib.contextmanager
-def exact_products(device: torch.device) -> Iterator[None]:
-    """No TF32 or bf16 inside matrix products, no autocast and no graph, whatever the program around has chosen.
-
-    In half precision cosines would be off by 2e-3 and a scale of 100 by 1 %.
-    """
-    switches = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    before = [switch.fp32_precision for switch in switches]
-    for switch in switches:
-        switch.fp32_precision = "ieee"
-    try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        for switch, value in zip(switches, before, strict=True):
-            switch.fp32_precision = value
 
 
 class Side(NamedTuple):
