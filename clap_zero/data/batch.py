@@ -13,7 +13,7 @@ from torch import Tensor
 from clap_zero.audio import shared
 from clap_zero.audio.clips import ClipBatch, FeatureConfig
 from clap_zero.data.partition import DataPosition
-from clap_zero.data.sources import ReadPolicy
+from clap_zero.data.places import ReadPolicy
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ from clap_zero.data.batch import Batch, LoaderPlan
 from clap_zero.data.bench_report import FEATURES, BenchReport
 from clap_zero.data.index import ShardIndex, load_index
 from clap_zero.data.loader import train_batches
-from clap_zero.data.shards import BadSampleError, ShardReader
-from clap_zero.data.sources import ReadPolicy
+from clap_zero.data.members import BadSampleError
+from clap_zero.data.places import ReadPolicy
+from clap_zero.data.shards import ShardReader
 
 _YARDSTICK_CLIPS = 64
 _YARDSTICK_BYTES = 64_000_000

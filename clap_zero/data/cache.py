@@ -167,14 +167,19 @@ class ShardCache:
         """
         files, taken, coming = self._files()
         free = free_bytes(self._directory) - coming
+        victims = []
         for file in sorted(files, key=lambda file: file.used):
             if taken + size_bytes <= self._policy.cache_bytes and size_bytes <= free:
                 break
-            file.path.unlink(missing_ok=True)
+            victims.append(file.path)
             taken, free = taken - file.size_bytes, free + file.size_bytes
         if size_bytes > free and coming == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return taken + size_bytes <= self._policy.cache_bytes and size_bytes <= free
+        if taken + size_bytes > self._policy.cache_bytes or size_bytes > free:
+            return False  # nothing is removed for what does not fit all the same
+        for path in victims:
+            path.unlink(missing_ok=True)
+        return True
 
     def _files(self) -> tuple[list[_File], int, int]:
         """Complete files, the bytes that they and the running downloads take, and those of them that are still to come.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from clap_zero.data.shards import BadSampleError
+from clap_zero.data.members import BadSampleError
 
 
 @dataclass(frozen=True)

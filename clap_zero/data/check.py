@@ -118,13 +118,13 @@ def check(options: CheckOptions) -> CheckReport:
 def _find(options: CheckOptions, report: CheckReport) -> ShardIndex:
     """The index; without the shards over which training would not start, which are a finding here."""
     try:
-        return load_index(options.shards, policy=options.policy, caption_key=options.rule.caption_key)
+        return load_index(options.shards, policy=options.policy, caption_key=options.rule.caption_key, max_counted=None)
     except DataError as error:
         if options.policy.missing == "skip":
             raise
         policy = replace(options.policy, missing="skip")
         try:
-            index = load_index(options.shards, policy=policy, caption_key=options.rule.caption_key)
+            index = load_index(options.shards, policy=policy, caption_key=options.rule.caption_key, max_counted=None)
         except DataError:
             raise error from None
         report.count_fatal(str(error))

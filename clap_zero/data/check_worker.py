@@ -16,11 +16,12 @@ from clap_zero.audio.decode import AudioError
 from clap_zero.data.batch import LoaderPlan
 from clap_zero.data.blacklist import Blacklist
 from clap_zero.data.captions import CaptionRule
+from clap_zero.data.members import BadSampleError, ShardContents
 from clap_zero.data.pipeline import ChooseCaptions, DecodeClip, Tokenise
+from clap_zero.data.places import is_remote, local_path
 from clap_zero.data.processes import init_worker
-from clap_zero.data.shards import BadSampleError, Shard, ShardContents, ShardReader
+from clap_zero.data.shards import Shard, ShardReader
 from clap_zero.data.slots import Sample
-from clap_zero.data.sources import is_remote, local_path
 from clap_zero.data.spans import contents_rows
 from clap_zero.errors import DataError
 

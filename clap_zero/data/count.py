@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from clap_zero.data.find import SIZES_FILE
+from clap_zero.data.members import BadSampleError, ShardContents, describe_suffixes
 from clap_zero.data.places import ReadPolicy, is_remote, shown
-from clap_zero.data.shards import BadSampleError, Shard, ShardReader, describe_suffixes
+from clap_zero.data.shards import Shard, ShardReader
 from clap_zero.errors import DataError
 
 _logger = logging.getLogger(__name__)
+MAX_COUNTED = 4_096
+"""Shards that are counted at the start of a run."""
+_THREADS = 16
+_AT_ONCE = 64
 
 
 @dataclass
@@ -30,19 +36,42 @@ class Counted:
     suffixes: Counter[str] = field(default_factory=Counter)
 
 
-def count_pairs(path: str, *, policy: ReadPolicy, seen: Counted) -> int:
-    """Complete pairs of a shard; its faults are logged. A remote one is downloaded.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+def _read_headers(path: str, policy: ReadPolicy) -> ShardContents | DataError:
+    """What a shard holds, or why it cannot be read. A remote one is downloaded."""
     reader = ShardReader(policy, shards_kept=1)
     try:
-        contents = reader.contents(Shard(path, path, 0))
+        return reader.contents(Shard(path, path, 0))
     except BadSampleError as error:
-        raise DataError(f"{shown(path)}: {error}") from error
+        return DataError(f"{shown(path)}: {error}")
+    except DataError as error:
+        return error
     finally:
         reader.close()
+
+
+def _count_each(paths: Sequence[str], *, policy: ReadPolicy, seen: Counted) -> Iterator[tuple[str, int | None]]:
+    """(path, complete pairs) of each shard in order, read by several threads: other ranks wait for it.
+
+    The count is None for one that cannot be read where the policy is to skip those.
+
+    Raises:
+        DataError: a shard cannot be read, and the policy is to stop then.
+    """
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for start in range(0, len(paths), _AT_ONCE):  # contents of a few only: one may have 262,144 members
+            some = paths[start : start + _AT_ONCE]
+            for path, found in zip(some, threads.map(lambda path: _read_headers(path, policy), some), strict=True):
+                if isinstance(found, ShardContents):
+                    yield path, _counted(path, found, seen)
+                    continue
+                if policy.missing != "skip":
+                    raise found
+                _logger.warning("%s: left out", found)
+                yield path, None
+
+
+def _counted(path: str, contents: ShardContents, seen: Counted) -> int:
+    """Adds what a shard holds to what was seen, logs its faults, and returns its complete pairs."""
     for fault in contents.faults:
         _logger.warning("%s %s", shown(path), fault)
     lost = len(contents.keys) - contents.num_complete
@@ -55,12 +84,25 @@ def count_pairs(path: str, *, policy: ReadPolicy, seen: Counted) -> int:
     return contents.num_complete
 
 
-def count_all(paths: Sequence[str], *, policy: ReadPolicy, seen: Counted) -> list[int | None]:
+def count_all(
+    paths: Sequence[str], *, policy: ReadPolicy, seen: Counted, max_shards: int | None = MAX_COUNTED
+) -> list[int | None]:
     """Complete pairs of each shard; None for one that cannot be read where the policy is to skip those.
 
+    Args:
+        paths: the shards.
+        policy: how they are read.
+        seen: takes what was seen.
+        max_shards: more are refused: all ranks would wait for it, at every start.
+
     Raises:
-        DataError: a shard cannot be read, and the policy is to stop then.
+        DataError: a shard cannot be read, and the policy is to stop then; or they are too many.
     """
+    if max_shards is not None and len(paths) > max_shards:
+        raise DataError(
+            f"{shown(paths[0])} and {len(paths) - 1} more have no count in a {SIZES_FILE} beside them, and at most "
+            f"{max_shards} are counted at the start of a run: write that file with `clap-zero check`"
+        )
     if any(is_remote(path) for path in paths):
         _logger.warning(
             "%s and %d more have no count in a %s beside them: they are downloaded now to be counted; "
@@ -69,31 +111,29 @@ def count_all(paths: Sequence[str], *, policy: ReadPolicy, seen: Counted) -> lis
             len(paths) - 1,
             SIZES_FILE,
         )
-    counts: list[int | None] = []
-    for path in paths:
-        try:
-            counts.append(count_pairs(path, policy=policy, seen=seen))
-        except DataError as error:
-            if policy.missing != "skip":
-                raise
-            _logger.warning("%s: left out", error)
-            counts.append(None)
-    return counts
+    return [count for _, count in _count_each(paths, policy=policy, seen=seen)]
 
 
-def compare(shards: Sequence[Shard], *, policy: ReadPolicy) -> None:
-    """Compares local shards with their counts of record; what differs is logged.
+def compare(some: Sequence[Shard], others: Sequence[Shard], *, policy: ReadPolicy) -> None:
+    """Compares a few local shards with their counts of record; what differs is logged.
+
+    Args:
+        some: the shards to compare.
+        others: looked at one after the other, only where none of `some` has a usable sample, until one has.
+        policy: how they are read.
 
     Raises:
-        DataError: none of them has a usable sample.
+        DataError: none has a usable sample; or one cannot be read, and the policy is to stop then.
     """
     seen = Counted()
-    for shard in shards:
-        pairs = count_pairs(shard.path, policy=policy, seen=seen)
-        if pairs != shard.num_samples:
+    counts = _count_each([shard.path for shard in some], policy=policy, seen=seen)
+    for shard, (_, pairs) in zip(some, counts, strict=True):
+        if pairs is not None and pairs != shard.num_samples:
             _logger.warning("%s has %d pairs, %s says %d", shard.path, pairs, SIZES_FILE, shard.num_samples)
-    if shards and seen.num_pairs == 0:
-        raise DataError(nothing_usable([shards[0].path.rpartition("/")[0]], seen))
+    if some and seen.num_pairs == 0:
+        paths = [shard.path for shard in others]
+        if not any(count for _, count in _count_each(paths, policy=policy, seen=seen)):
+            raise DataError(nothing_usable([some[0].path.rpartition("/")[0]], seen))
 
 
 def nothing_usable(patterns: Sequence[str], seen: Counted) -> str:

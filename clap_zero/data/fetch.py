@@ -19,7 +19,6 @@ from clap_zero.data.source_errors import RangeError, SourceError
 from clap_zero.data.spans import SpansError, SpansRef, SpanTables
 
 _FORGIVEN_AFTER_S = 600.0
-_THRASHING = 3
 _MAX_AHEAD_BYTES = 16 << 20
 _LATER = object()
 
@@ -54,11 +53,11 @@ class RemoteShards:
             SpansError, RangeError: the range cannot be used: read the whole shard.
             SourceError: the shard cannot be had.
         """
+        future = self._prefetcher.take((path, sample_id))
         self._check(path)
         if host(path) in self._whole_only:
             raise RangeError(whole_only=True)
         with self._waiting(path):
-            future = self._prefetcher.take((path, sample_id))
             data: Any = _LATER if future is None else future.result()
             return self._part(path, spans, sample_id) if data is _LATER else data
 
@@ -69,9 +68,9 @@ class RemoteShards:
             SourceError: the shard cannot be had.
             DataError: the cache cannot take it.
         """
+        future = self._prefetcher.take((path, None))
         self._check(path)
         with self._waiting(path):
-            future = self._prefetcher.take((path, None))
             if future is not None:
                 future.result()
             return self._cache.open(path)
@@ -85,9 +84,13 @@ class RemoteShards:
         else:
             self._prefetcher.hint((path, sample_id), lambda: self._ahead(path, spans, sample_id))
 
-    def is_thrashing(self, path: str) -> bool:
-        """Whether a shard was downloaded again and again, because the cache is too small to keep it."""
-        return self._cache.num_downloads.get(path, 0) >= _THRASHING
+    def done(self, path: str, sample_id: int) -> None:
+        """A sample was read, or cannot be: what was fetched for it and not used takes no room any more."""
+        self._prefetcher.drop((path, sample_id))
+
+    def num_downloads(self, path: str) -> int:
+        """How often this process has downloaded a shard."""
+        return self._cache.num_downloads.get(path, 0)
 
     def close(self) -> None:
         """Ends the background work."""
@@ -95,12 +98,12 @@ class RemoteShards:
         self._tables.close()
 
     def _part(self, path: str, spans: SpansRef, sample_id: int) -> bytes | None:
-        offset, length = self._tables.row(spans.path, spans.first_row + sample_id)
+        offset, length = self._tables.row(spans, sample_id)
         return self._remote.read(path, offset, length) if 0 < length <= self._max_bytes else None
 
     def _ahead(self, path: str, spans: SpansRef, sample_id: int) -> Any:
         """A sample in the background, unless it is so long that many of them would fill the memory."""
-        _, length = self._tables.row(spans.path, spans.first_row + sample_id)
+        _, length = self._tables.row(spans, sample_id)
         return self._part(path, spans, sample_id) if length <= _MAX_AHEAD_BYTES else _LATER
 
     def _load(self, path: str) -> None:

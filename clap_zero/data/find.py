@@ -52,6 +52,7 @@ class Found:
         names: names of the tars.
         sizes: int64 (n,): counts of record, -1 where there is none.
         rows: int64 (n,): row of each shard's first sample in the directory's spans.npy; None without one.
+        num_rows: rows that the directory's spans.npy must have.
     """
 
     head: str
@@ -59,6 +60,7 @@ class Found:
     names: list[str]
     sizes: np.ndarray
     rows: np.ndarray | None = None
+    num_rows: int = 0
 
     def path(self, number: int) -> str:
         """Path or URL of a shard."""
@@ -183,12 +185,12 @@ def _chosen(
     if not with_spans or not sizes:
         return Found(head, tail, names, counts)
     if whole:
-        return Found(head, tail, names, counts, np.cumsum(counts) - counts)
+        return Found(head, tail, names, counts, np.cumsum(counts) - counts, int(counts.sum()))
     everything = natural_sorted(sizes)
     ends = np.cumsum(np.fromiter((sizes[name] for name in everything), dtype=np.int64, count=len(everything)))
     first_row = dict(zip(everything, (ends - [sizes[name] for name in everything]).tolist(), strict=True))
     rows = np.fromiter((first_row.get(name, UNKNOWN) for name in names), dtype=np.int64, count=len(names))
-    return Found(head, tail, names, counts, rows)
+    return Found(head, tail, names, counts, rows, int(ends[-1]))
 
 
 def _refuse_missing(

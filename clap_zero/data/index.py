@@ -16,34 +16,19 @@ import numpy as np
 
 from clap_zero.config.data import DataSection, DataSetSection
 from clap_zero.data.columns import Names, pack_integers, unpack_integers
-from clap_zero.data.count import Counted, compare, count_all, nothing_usable
-from clap_zero.data.find import SIZES_FILE, SPANS_FILE, UNKNOWN, Found, find_shards
+from clap_zero.data.count import MAX_COUNTED, Counted, compare, count_all, nothing_usable
+from clap_zero.data.directories import Place, last_parts, name_places, prefix_parts, refuse_doubles
+from clap_zero.data.find import SPANS_FILE, UNKNOWN, Found, find_shards
 from clap_zero.data.mixture import refuse_too_many, samples_per_epoch
 from clap_zero.data.partition import EpochOrder
-from clap_zero.data.patterns import natural_order, spread
-from clap_zero.data.places import ReadPolicy, is_remote, shown
+from clap_zero.data.patterns import spread
+from clap_zero.data.places import ReadPolicy, is_remote
 from clap_zero.data.sets import DataSet, NamedSet, name_sets
-from clap_zero.data.shards import Shard, SpansRef
+from clap_zero.data.shards import Shard
+from clap_zero.data.spans import SpansRef
 from clap_zero.errors import DataError
 
-__all__ = ["SIZES_FILE", "DataSet", "ShardIndex", "index_of", "load_index", "natural_order", "policy_of"]
-
 _CHECKED_SHARDS = 8
-
-
-@dataclass(frozen=True)
-class Place:
-    """A directory of shards.
-
-    Attributes:
-        head: what stands before a shard's name: path or URL with its last slash.
-        tail: what stands after it: the query of a signed URL.
-        label: head as it is shown, without credentials; keys are made of it.
-    """
-
-    head: str
-    tail: str
-    label: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +91,7 @@ class ShardIndex:
     def key_prefix(self, number: int) -> str:
         """The first part of the keys of shard `number`'s samples."""
         place = self.places[self.place_ids[number]]
-        return _last_parts(place.label + self.names[number], self.prefix_parts)
+        return last_parts(place.label + self.names[number], self.prefix_parts)
 
     def set_id(self, number: int) -> int:
         """Number of the data set of shard `number`."""
@@ -115,7 +100,7 @@ class ShardIndex:
     def shard(self, number: int) -> Shard:
         """Shard `number` as an object."""
         place, row = self.places[self.place_ids[number]], int(self.rows[number])
-        spans = SpansRef(f"{place.head}{SPANS_FILE}{place.tail}", row) if row >= 0 else None
+        spans = SpansRef(f"{place.head}{SPANS_FILE}{place.tail}", row, place.num_rows) if row >= 0 else None
         size, set_id = int(self.sizes[number]), self.set_id(number)
         return Shard(self.path(number), self.key_prefix(number), size, set_id, spans)
 
@@ -131,7 +116,7 @@ class ShardIndex:
         return np.array([one.first_shard + one.num_shards for one in self.sets])
 
     def _prefix(self, place: Place) -> str:
-        return _last_parts(place.label, self.prefix_parts)
+        return last_parts(place.label, self.prefix_parts)
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         columns = tuple(pack_integers(column) for column in (self.place_ids, self.sizes, self.rows))
@@ -149,12 +134,12 @@ def _unpack_index(
     return ShardIndex(places, place_ids, names, sizes, rows, sets, prefix_parts)
 
 
-def _last_parts(path: str, count: int) -> str:
-    return "/".join(path.split("/")[-count:])
-
-
 def load_index(
-    entries: Sequence[str | DataSetSection], *, policy: ReadPolicy | None = None, caption_key: str = "text"
+    entries: Sequence[str | DataSetSection],
+    *,
+    policy: ReadPolicy | None = None,
+    caption_key: str = "text",
+    max_counted: int | None = MAX_COUNTED,
 ) -> ShardIndex:
     """Finds all shards of a data setting and their counts.
 
@@ -164,6 +149,7 @@ def load_index(
         entries: patterns (see find.py) and data sets.
         policy: how remote places are read, and what a missing shard means.
         caption_key: key of the captions where a set has none of its own.
+        max_counted: more shards of a pattern without counts are refused; None: as many as there are.
 
     Raises:
         DataError: a shard is missing or named twice, a count is not readable, or no sample can be used.
@@ -173,7 +159,10 @@ def load_index(
         raise DataError("no data given: name split directories or tars, for example data/sounds/train")
     asked = name_sets(entries, caption_key)
     seen = Counted()
-    found = [[_counted(part, policy, seen) for p in one.patterns for part in find_shards(p, policy)] for one in asked]
+    found = [
+        [_counted(part, policy, seen, max_counted) for p in one.patterns for part in find_shards(p, policy)]
+        for one in asked
+    ]
     index = _assembled(asked, found)
     if index.num_stored == 0:
         raise DataError(nothing_usable([pattern for one in asked for pattern in one.patterns], seen))
@@ -201,12 +190,13 @@ def policy_of(data: DataSection) -> ReadPolicy:
     )
 
 
-def _counted(found: Found, policy: ReadPolicy, seen: Counted) -> Found:
+def _counted(found: Found, policy: ReadPolicy, seen: Counted, max_counted: int | None) -> Found:
     """The same shards, each with a count; without those that cannot be read where they are to be skipped."""
     unknown = np.flatnonzero(found.sizes == UNKNOWN)
     if len(unknown) == 0:
         return found
-    counts = count_all([found.path(row) for row in unknown.tolist()], policy=policy, seen=seen)
+    paths = [found.path(row) for row in unknown.tolist()]
+    counts = count_all(paths, policy=policy, seen=seen, max_shards=max_counted)
     sizes = found.sizes.copy()
     sizes[unknown] = [UNKNOWN if count is None else count for count in counts]
     return replace(found, sizes=sizes).only(np.flatnonzero(sizes >= 0))
@@ -214,8 +204,8 @@ def _counted(found: Found, policy: ReadPolicy, seen: Counted) -> Found:
 
 def _assembled(asked: Sequence[NamedSet], found: Sequence[Sequence[Found]]) -> ShardIndex:
     every = [part for parts in found for part in parts]
-    _refuse_doubles(every)
-    places = {(part.head, part.tail): Place(part.head, part.tail, shown(part.head)) for part in every}
+    refuse_doubles(every)
+    places = name_places(every)
     numbers = {where: number for number, where in enumerate(places)}
     sets, first = [], 0
     for one, parts in zip(asked, found, strict=True):
@@ -232,7 +222,7 @@ def _assembled(asked: Sequence[NamedSet], found: Sequence[Sequence[Found]]) -> S
         sizes=_joined(part.sizes for part in every),
         rows=_joined(np.full(len(part.names), UNKNOWN) if part.rows is None else part.rows for part in every),
         sets=tuple(sets),
-        prefix_parts=_prefix_parts({place.label for place in places.values()}),
+        prefix_parts=prefix_parts({place.label for place in places.values()}),
     )
 
 
@@ -240,34 +230,12 @@ def _joined(columns: Iterable[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.zeros(0, dtype=np.int64), *columns])
 
 
-def _refuse_doubles(found: Sequence[Found]) -> None:
-    """Raises DataError when a shard is named twice; weights are the way to see data more often."""
-    by_label: dict[str, list[Found]] = {}
-    for part in found:
-        by_label.setdefault(shown(part.head), []).append(part)
-    for label, parts in by_label.items():
-        names = [name for part in parts for name in part.names]
-        taken: set[str] = set()
-        if len(parts) > 1 or len(set(names)) < len(names):
-            doubled = next((name for name in names if name in taken or taken.add(name)), None)  # type: ignore[func-returns-value]
-            if doubled is not None:
-                raise DataError(
-                    f"{label}{doubled} is named twice: each shard may be given once; to see a data set more often give "
-                    "it a weight"
-                )
-
-
-def _prefix_parts(labels: set[str]) -> int:
-    """Fewest trailing parts (at least split and name) that keep the key prefixes of all shards apart."""
-    parts = 2
-    while len({_last_parts(label, parts) for label in labels}) < len(labels):
-        parts += 1
-    return parts
-
-
 def _compare_some(index: ShardIndex, policy: ReadPolicy) -> None:
     """Compares a few local shards that have a count of record with it, spread over the index."""
     local = [number for number, place in enumerate(index.places) if not is_remote(place.head)]
     rows = np.flatnonzero(np.isin(index.place_ids, local) & (index.sizes > 0))
     asked = spread(range(len(rows)), _CHECKED_SHARDS)
-    compare([index.shard(int(row)) for row in rows[asked]], policy=policy)
+    # As many as may be counted: with more shards than that, all of those without a pair, the setting is wrong.
+    others = np.setdiff1d(rows[spread(range(len(rows)), MAX_COUNTED)], rows[asked])
+    some, rest = ([index.shard(row) for row in numbers.tolist()] for numbers in (rows[asked], others))
+    compare(some, rest, policy=policy)

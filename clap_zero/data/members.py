@@ -12,13 +12,13 @@ ignored where it stands beside the first one, and else refused alike.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from clap_zero.data.preads import pread_all
 from clap_zero.data.tar import Member, TarScan, scan_descriptor
 
 AUDIO_SUFFIXES = (
@@ -121,7 +121,8 @@ def group_members(scan: TarScan, *, same: Callable[[Member, Member], bool] | Non
         first = group.texts.get(suffix) if suffix in TEXT_SUFFIXES else group.audio
         if first is not None:
             doubled.append(member.name)
-            beside = previous == key and first.name != member.name
+            # Another format of the same sound; `k.json` and `./k.json` are one name.
+            beside = previous == key and split_name(first.name) != split
             if not (beside or group.fault or (same is not None and same(first, member))):
                 group.fault = f"{member.name.rsplit('/', 1)[-1]!r} stands in the tar more than once with other contents"
         elif suffix in TEXT_SUFFIXES:
@@ -149,7 +150,7 @@ def _same_bytes(descriptor: int, first: Member, second: Member) -> bool:
         return False
     for start in range(0, first.size_bytes, _COMPARED_BYTES):
         length = min(_COMPARED_BYTES, first.size_bytes - start)
-        one, other = (os.pread(descriptor, length, member.offset + start) for member in (first, second))
+        one, other = (pread_all(descriptor, length, member.offset + start) for member in (first, second))
         if one != other:
             return False
     return True

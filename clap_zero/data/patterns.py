@@ -9,19 +9,25 @@ from typing import TypeVar
 
 import numpy as np
 
+from clap_zero.data.places import shown
 from clap_zero.errors import DataError
 
 MAX_SHARDS = 10_000_000
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*,[^{}]*)\}")
+_NESTED = re.compile(r"\{[^{}]*\{[^{}]*(?:,|\.\.)[^{}]*\}[^{}]*\}")
 _DIGITS = "0123456789"
+_MAX_DIGITS = 4_000
+"""Python makes no number of more than 4,300 digits."""
 
 
 def expand_braces(pattern: str) -> list[str]:
     """Expands `{000..009}` and `{a,b}` as bash does: zero-padded where one end of the range is.
 
     Raises:
-        DataError: the pattern stands for too many names.
+        DataError: the pattern stands for too many names, or has braces within braces.
     """
+    if _NESTED.search(pattern):
+        raise DataError(f"{shown(pattern)}: braces within braces are not expanded; give one pattern for each")
     match = _RANGE.search(pattern)
     if match is None:
         return [pattern]
@@ -29,15 +35,15 @@ def expand_braces(pattern: str) -> list[str]:
     if words is not None:
         values = words.split(",")
     else:
-        low, high = int(first), int(last)
+        low, high = int(first[:_MAX_DIGITS]), int(last[:_MAX_DIGITS])
         if abs(high - low) >= MAX_SHARDS:
-            raise DataError(f"{pattern} stands for more than {MAX_SHARDS} shards")
+            raise DataError(f"{shown(pattern)} stands for more than {MAX_SHARDS} shards")
         padded = any(end.startswith("0") and len(end) > 1 for end in (first, last))
         width = max(len(first), len(last)) if padded else 0
         values = [str(n).zfill(width) for n in range(low, high + (1 if high >= low else -1), 1 if high >= low else -1)]
     head, tail = pattern[: match.start()], expand_braces(pattern[match.end() :])
     if len(values) * len(tail) > MAX_SHARDS:
-        raise DataError(f"{pattern} stands for more than {MAX_SHARDS} shards")
+        raise DataError(f"{shown(pattern)} stands for more than {MAX_SHARDS} shards")
     return [f"{head}{value}{rest}" for value in values for rest in tail]
 
 
@@ -49,7 +55,7 @@ def expand_by_directory(pattern: str) -> dict[str, list[str]]:
         names = expand_braces(base)
         directories = expand_braces(directory)
         if len(names) * len(directories) > MAX_SHARDS:
-            raise DataError(f"{pattern} stands for more than {MAX_SHARDS} shards")
+            raise DataError(f"{shown(pattern)} stands for more than {MAX_SHARDS} shards")
         return {place: list(names) for place in directories}
     grouped: dict[str, list[str]] = {}
     for path in expand_braces(pattern):
@@ -60,7 +66,7 @@ def expand_by_directory(pattern: str) -> dict[str, list[str]]:
 
 def natural_order(name: str) -> tuple[list[int | str], str]:
     """Sort key that puts 2.tar before 10.tar. Parts alternate between text and number, so they always compare."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)], name
+    return [int(part[:_MAX_DIGITS]) if part.isdecimal() else part for part in re.split(r"(\d+)", name)], name
 
 
 def natural_sorted(names: Iterable[str]) -> list[str]:
@@ -119,8 +125,8 @@ def describe_missing(pattern: str, missing: Sequence[str], total: int, there: Ma
         total: paths that were asked for.
         there: names that are there, by directory.
     """
-    shown = ", ".join(missing[:10]) + (", ..." if len(missing) > 10 else "")
-    message = f"{pattern}: {len(missing)} of {total} shards are missing: {shown}"
+    listed = ", ".join(missing[:10]) + (", ..." if len(missing) > 10 else "")
+    message = f"{pattern}: {len(missing)} of {total} shards are missing: {listed}"
     wanted = {_unpadded(name) for name in missing}
     tars = [(parent, name) for parent, names in there.items() for name in names if name.endswith(".tar")]
     paths = (f"{parent.rstrip('/')}/{name}" for parent, name in tars)
@@ -133,4 +139,4 @@ def describe_missing(pattern: str, missing: Sequence[str], total: int, there: Ma
 
 
 def _unpadded(name: str) -> str:
-    return re.sub(r"\d+", lambda digits: str(int(digits.group())), name)
+    return re.sub(r"\d+", lambda digits: digits.group().lstrip("0") or "0", name)

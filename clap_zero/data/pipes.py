@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from clap_zero.data.places import command_of, hide_secrets
-from clap_zero.data.watch import Progress, StallWatch
+from clap_zero.data.watch import Allowance, Progress, StallWatch
 
 _CHUNK_BYTES = 1 << 20
 _POLL_S = 0.1
@@ -33,14 +33,15 @@ class PipeError(Exception):
     """The program failed; the message says how."""
 
 
-def run_pipe(path: str, sink: IO[bytes], count: Callable[[int], None], *, timeout_s: float) -> None:
+def run_pipe(path: str, sink: IO[bytes], count: Callable[[int], None], *, allowed: Allowance) -> None:
     """Runs the command of `pipe:COMMAND` and writes what it prints.
 
     Args:
         path: the pipe.
         sink: takes the output.
         count: is told how many bytes have come.
-        timeout_s: the program is killed, with its process group, when it gives nearly nothing for so long.
+        allowed: the program is killed, with its process group, when it gives nearly nothing for `timeout_s`, or is not
+            done in time.
 
     Raises:
         PipeError: the program cannot be started, or ends with another code than 0.
@@ -53,8 +54,8 @@ def run_pipe(path: str, sink: IO[bytes], count: Callable[[int], None], *, timeou
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
         )
         try:
-            _copy(process, sink, count, timeout_s)
-            code = _wait(process, timeout_s)
+            _copy(process, sink, count, allowed)
+            code = _wait(process, allowed)
         finally:
             _kill(process)
         if code != 0:
@@ -65,15 +66,15 @@ def run_pipe(path: str, sink: IO[bytes], count: Callable[[int], None], *, timeou
             )
 
 
-def _copy(process: subprocess.Popen[bytes], sink: IO[bytes], count: Callable[[int], None], timeout_s: float) -> None:
+def _copy(process: subprocess.Popen[bytes], sink: IO[bytes], count: Callable[[int], None], allowed: Allowance) -> None:
     assert process.stdout is not None
     progress = Progress()
-    watch = StallWatch(progress, timeout_s)
+    watch = StallWatch(progress, allowed)
     descriptor = process.stdout.fileno()
     poll = select.poll()
     poll.register(descriptor, select.POLLIN | select.POLLHUP)
     while True:
-        if poll.poll(1000 * min(_POLL_S, timeout_s / 4)):
+        if poll.poll(1000 * min(_POLL_S, allowed.timeout_s / 4)):
             data = os.read(descriptor, _CHUNK_BYTES)
             if not data:
                 return
@@ -83,12 +84,12 @@ def _copy(process: subprocess.Popen[bytes], sink: IO[bytes], count: Callable[[in
         watch.look()
 
 
-def _wait(process: subprocess.Popen[Any], timeout_s: float) -> int:
+def _wait(process: subprocess.Popen[Any], allowed: Allowance) -> int:
     """The exit code of a program that has closed its output."""
-    watch = StallWatch(Progress(), timeout_s)
+    watch = StallWatch(Progress(), allowed)
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(timeout=min(_POLL_S, timeout_s / 4))
+            return process.wait(timeout=min(_POLL_S, allowed.timeout_s / 4))
         watch.look()
 
 

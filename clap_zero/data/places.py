@@ -37,6 +37,8 @@ class ReadPolicy:
         retries: how often a request that failed is made again.
         allow_pipe: whether `pipe:COMMAND` is run.
         missing: what a shard is that cannot be had in the end: the end of the run, or a lot of bad samples.
+        fetch_s: a read that is not done after so long, all attempts together, has failed, however steadily bytes come:
+            other ranks wait for it, by default for up to 1,800 s (distributed.timeout_s).
     """
 
     cache_dir: str | None = None
@@ -45,6 +47,7 @@ class ReadPolicy:
     retries: int = 4
     allow_pipe: bool = False
     missing: Literal["stop", "skip"] = "stop"
+    fetch_s: float = 900
 
     @property
     def cache_path(self) -> Path:
@@ -94,8 +97,6 @@ def shown(path: str) -> str:
         return PIPE + _shown_command(path[len(PIPE) :])
     if not is_remote(path):
         return path
-    if not _QUERIED.search(path):
-        return _USER.sub(r"\1", path)
     plain = hide_secrets(path)
     query = path.partition("?")[2]
     if not query:

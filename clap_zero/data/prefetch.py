@@ -3,41 +3,41 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any
 
 _THREADS = 8
+MAX_PENDING = 64
+"""Hints that are kept."""
 
 
 class Prefetcher:
     """Runs hinted work on a few daemon threads and keeps the results until they are asked for.
 
-    At most `max_pending` are kept: of more hints the oldest that nobody asked for are dropped. Threads start with the
-    first hint, in the process that gives it.
+    At most `max_pending` are kept: more hints are refused, because what was hinted first is needed first. So whoever
+    hints has to take each result, or drop it. Threads start with the first hint, in the process that gives it.
 
     Args:
         max_pending: results and work that are kept.
     """
 
-    def __init__(self, max_pending: int = 64) -> None:
+    def __init__(self, max_pending: int = MAX_PENDING) -> None:
         self._max_pending = max_pending
         self._ready = threading.Condition()
-        self._futures: OrderedDict[Hashable, Future[Any]] = OrderedDict()
+        self._futures: dict[Hashable, Future[Any]] = {}
         self._queue: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._num_threads, self._num_idle = 0, 0
         self._closed = False
 
     def hint(self, name: Hashable, work: Callable[[], Any]) -> None:
-        """Has `work` done soon, once for each name."""
+        """Has `work` done soon, once for each name, unless too much is pending already."""
         with self._ready:
-            if name in self._futures or self._closed:
+            if name in self._futures or self._closed or len(self._futures) >= self._max_pending:
                 return
             future: Future[Any] = Future()
             self._futures[name] = future
-            while len(self._futures) > self._max_pending:
-                self._futures.popitem(last=False)[1].cancel()
             self._queue.append((future, work))
             if self._num_idle < len(self._queue) and self._num_threads < _THREADS:
                 self._num_threads += 1
@@ -50,6 +50,10 @@ class Prefetcher:
             future = self._futures.pop(name, None)
         # Work that waits behind others is better done by the one that needs it now.
         return None if future is None or future.cancel() else future
+
+    def drop(self, name: Hashable) -> None:
+        """Forgets a hint that is of no use any more."""
+        self.take(name)
 
     def close(self) -> None:
         """Ends the threads when they are done with what they do now."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from clap_zero.data.pipes import PipeError, run_pipe
 from clap_zero.data.places import ReadPolicy, host, is_pipe, protocol, shown
 from clap_zero.data.source_errors import RangeError, SourceError, TooLargeError, explain, is_local
 from clap_zero.data.systems import HTTP, Systems, call, call_http_part
-from clap_zero.data.watch import MIN_BYTES_PER_S, Progress, StalledError
+from clap_zero.data.watch import MIN_BYTES_PER_S, Allowance, Progress, StalledError
 from clap_zero.errors import DataError
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ _SUSPECT_AFTER, _SUSPECT_TIMEOUT_S = 2, 10.0
 _MAX_TEXT_BYTES = 1 << 30
 _VERSION_KEYS = (
     "ETag", "etag", "Content-MD5", "md5Hash", "generation", "VersionId", "LastModified", "Last-Modified", "mtime",
-    "updated", "last_modified",
+    "updated", "last_modified", "blob_id", "oid",
 )  # fmt: skip
 
 
@@ -50,12 +50,14 @@ class Info:
 class _Counter(Callback):
     """Counts what fsspec has read, and ends it when it becomes too much."""
 
-    def __init__(self, progress: Progress, max_bytes: int | None) -> None:
+    def __init__(self, progress: Progress, size_bytes: int | None, max_bytes: int | None) -> None:
         super().__init__()
-        self._progress, self._max_bytes = progress, max_bytes
+        self._progress, self._size_bytes, self._max_bytes = progress, size_bytes, max_bytes
 
     def relative_update(self, inc: int = 1) -> None:
         self._progress.add(inc)
+        if self._size_bytes is not None and self._progress.num_bytes > self._size_bytes:
+            raise SourceError(f"sends more than the {self._size_bytes} bytes that it announced")
         if self._max_bytes is not None and self._progress.num_bytes > self._max_bytes:
             raise TooLargeError
 
@@ -82,9 +84,9 @@ class Remote:
             SourceError: it is not there, or the source does not answer.
         """
 
-        def once(timeout_s: float) -> Info:
+        def once(allowed: Allowance) -> Info:
             system, path = self._systems.of(url)
-            found = call(system, "info", path, timeout_s=timeout_s)
+            found = call(system, "info", path, allowed=allowed)
             if found.get("type") == "directory":
                 raise SourceError("is a directory, not a file", absent=True)
             size = found.get("size")
@@ -101,18 +103,19 @@ class Remote:
             SourceError: the source does not give it.
         """
 
-        def once(timeout_s: float) -> bytes:
+        def once(allowed: Allowance) -> bytes:
             system, path = self._systems.of(url)
             part = (offset, offset + length)
             if protocol(url) in HTTP and system.async_impl:
-                data = call_http_part(system, path, part, timeout_s)
+                data = call_http_part(system, path, part, allowed)
             else:
-                allowed_s = timeout_s + length / MIN_BYTES_PER_S  # it comes in one piece: no progress can be seen
-                data = call(system, "cat_file", path, start=part[0], end=part[1], timeout_s=allowed_s)
+                # It comes in one piece: no progress can be seen.
+                longer = replace(allowed, timeout_s=allowed.timeout_s + length / MIN_BYTES_PER_S)
+                data = call(system, "cat_file", path, start=part[0], end=part[1], allowed=longer)
             if len(data) > length:
                 raise RangeError(whole_only=True)
             if len(data) < length:
-                size = call(system, "info", path, timeout_s=timeout_s).get("size")
+                size = call(system, "info", path, allowed=allowed).get("size")
                 if size is not None and size < part[1]:
                     raise RangeError(f"has {size} bytes, byte {part[1]} was asked for")
                 raise SourceError(f"ended early: {len(data)} of {length} bytes")
@@ -130,9 +133,10 @@ class Remote:
         if size is not None and size > _MAX_TEXT_BYTES:
             raise SourceError(f"has {size} bytes, more than {_MAX_TEXT_BYTES}", final=True)
 
-        def once(timeout_s: float) -> bytes:
+        def once(allowed: Allowance) -> bytes:
             system, path = self._systems.of(url)
-            data = call(system, "cat_file", path, timeout_s=timeout_s + (size or 0) / MIN_BYTES_PER_S)
+            longer = replace(allowed, timeout_s=allowed.timeout_s + (size or 0) / MIN_BYTES_PER_S)
+            data = call(system, "cat_file", path, allowed=longer)
             if size is not None and len(data) != size:
                 raise SourceError(f"ended early: {len(data)} of {size} bytes")
             return data
@@ -146,9 +150,9 @@ class Remote:
             SourceError: the source does not say.
         """
 
-        def once(timeout_s: float) -> list[str]:
+        def once(allowed: Allowance) -> list[str]:
             system, path = self._systems.of(url)
-            found = call(system, "ls", path, timeout_s=timeout_s, detail=False)
+            found = call(system, "ls", path, allowed=allowed, detail=False)
             return sorted({str(name).partition("?")[0].rstrip("/").rsplit("/", 1)[-1] for name in found})
 
         try:
@@ -174,24 +178,25 @@ class Remote:
             DataError: pipes are not allowed.
         """
 
-        def once(timeout_s: float) -> None:
+        def once(allowed: Allowance) -> None:
             progress = Progress()
-            counter = _Counter(progress, max_bytes)
+            counter = _Counter(progress, size_bytes, max_bytes)
             if is_pipe(url):
                 with path.open("wb") as sink:
-                    run_pipe(url, sink, counter.relative_update, timeout_s=timeout_s)
+                    run_pipe(url, sink, counter.relative_update, allowed=allowed)
             else:
                 system, place = self._systems.of(url)
-                call(system, "get_file", place, str(path), callback=counter, progress=progress, timeout_s=timeout_s)
+                call(system, "get_file", place, str(path), callback=counter, progress=progress, allowed=allowed)
             came = path.stat().st_size
             if size_bytes is not None and came != size_bytes:
-                raise SourceError(f"ended early: {came} of {size_bytes} bytes")
+                what = "ended early" if came < size_bytes else "sends more than it announced"
+                raise SourceError(f"{what}: {came} of {size_bytes} bytes")
 
         if is_pipe(url) and not self._policy.allow_pipe:
             raise DataError(f"{shown(url)} would run a command: allow it with --data.allow_pipe true")
         self._try(url, once)
 
-    def _try(self, url: str, once: Callable[[float], T]) -> T:
+    def _try(self, url: str, once: Callable[[Allowance], T]) -> T:
         """Does something with a source until it works, or the attempts are used up."""
         place = host(url)
         attempts, timeout_s = 1 + max(0, self._policy.retries), self._policy.timeout_s
@@ -200,9 +205,10 @@ class Remote:
             timeout_s = min(timeout_s, _SUSPECT_TIMEOUT_S)
         if failures >= _SUSPECT_AFTER:
             attempts = 1
+        until = time.monotonic() + self._policy.fetch_s
         for attempt in range(1, attempts + 1):
             try:
-                result = once(timeout_s)
+                result = once(Allowance(timeout_s, until))
             except SourceError as error:
                 fault = error
             except (StalledError, PipeError) as error:
@@ -220,6 +226,9 @@ class Remote:
                 return result
             if fault.final:
                 raise fault
+            if time.monotonic() >= until:
+                attempts = attempt
+                break
             if attempt < attempts:
                 pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (attempt - 1))
                 time.sleep(pause_s * random.uniform(0.75, 1.25))  # readers that failed together do not return together

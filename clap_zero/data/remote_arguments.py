@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from clap_zero.data.sources import ReadPolicy
+from clap_zero.data.places import ReadPolicy
 from clap_zero.errors import ConfigError
 
 
@@ -31,8 +31,8 @@ def read_policy(args: argparse.Namespace) -> ReadPolicy:
     Raises:
         ConfigError: a number is out of range.
     """
-    if args.cache_bytes < 0:
-        raise ConfigError(f"--cache-bytes {args.cache_bytes}: 0 or more is needed")
+    if args.cache_bytes <= 0:
+        raise ConfigError(f"--cache-bytes {args.cache_bytes}: more than 0 is needed")
     if not args.timeout_s > 0:
         raise ConfigError(f"--timeout-s {args.timeout_s:g}: more than 0 is needed")
     if args.retries < 0:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from clap_zero.data.members import BadSampleError, Group, group_members
+from clap_zero.data.preads import pread_all
 from clap_zero.data.spans import SpansError
 from clap_zero.data.tar import scan_bytes
 
@@ -75,10 +75,7 @@ def _check_size(group: Group) -> None:
 
 
 def _bytes(descriptor: int, offset: int, size_bytes: int) -> bytes:
-    data = os.pread(descriptor, size_bytes, offset)
-    while len(data) < size_bytes:  # network file systems may give less than was asked for
-        more = os.pread(descriptor, size_bytes - len(data), offset + len(data))
-        if not more:
-            raise BadSampleError("the shard became shorter while it was read")
-        data += more
+    data = pread_all(descriptor, size_bytes, offset)
+    if len(data) < size_bytes:
+        raise BadSampleError("the shard became shorter while it was read")
     return data

@@ -13,17 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clap_zero.data.members import (
-    AUDIO_SUFFIXES,
-    TEXT_SUFFIXES,
-    BadSampleError,
-    ShardContents,
-    describe_suffixes,
-    group_open,
-    scan_shard,
-    split_name,
-)
+from clap_zero.data.members import BadSampleError, ShardContents, group_open
 from clap_zero.data.places import ReadPolicy, is_remote, local_path, shown
+from clap_zero.data.preads import pread_all
 from clap_zero.data.samples import MAX_MEMBER_BYTES, RawSample, read_group, sample_in
 from clap_zero.data.source_errors import RangeError, SourceError
 from clap_zero.data.spans import SpansError, SpansRef, SpanTables
@@ -32,24 +24,10 @@ from clap_zero.errors import DataError
 if TYPE_CHECKING:
     from clap_zero.data.fetch import RemoteShards
 
-__all__ = [
-    "AUDIO_SUFFIXES",
-    "MAX_MEMBER_BYTES",
-    "TEXT_SUFFIXES",
-    "BadSampleError",
-    "RawSample",
-    "Shard",
-    "ShardContents",
-    "ShardReader",
-    "SpansRef",
-    "describe_suffixes",
-    "group_open",
-    "scan_shard",
-    "split_name",
-]
 _OPEN_FILES = 64
 _KEYS_KEPT = 1024
 _MEMBERS_KEPT = 1_000_000
+_THRASHING = 2
 
 
 @dataclass(frozen=True)
@@ -86,17 +64,16 @@ class ShardReader:
         seconds: time spent so far by name: "download", in which `read` waited for remote sources.
     """
 
-    MAX_MEMBER_BYTES = MAX_MEMBER_BYTES
-
     def __init__(self, policy: ReadPolicy | None = None, *, shards_kept: int = 64) -> None:
         self._policy = policy or ReadPolicy()
         self._shards_kept = shards_kept
         self._contents: OrderedDict[str, tuple[str, ShardContents]] = OrderedDict()
         self._num_members = 0
-        self._files: OrderedDict[str, int] = OrderedDict()
+        self._files: OrderedDict[str, tuple[int, str]] = OrderedDict()
         self._keys: OrderedDict[tuple[str, int], str] = OrderedDict()
         self._notes: list[str] = []
         self._noted: set[str] = set()
+        self._again: Counter[str] = Counter()
         self._without_spans: set[str] = set()
         self._tables: SpanTables | None = None
         self._remote: RemoteShards | None = None
@@ -117,14 +94,12 @@ class ShardReader:
             BadSampleError: there is no such sample, or its bytes cannot be read.
             DataError: the shard cannot be had, and the policy is to stop then; or the cache has no room for it.
         """
-        with self._named(shard):
-            try:
-                raw = self._read(shard, sample_id)
-            except OSError:
-                # A descriptor can go stale for good (a network file system, a disk that came back): once more, with a
-                # new one, before the sample counts as lost.
-                self._close(shard.path)
-                raw = self._read(shard, sample_id)
+        try:
+            with self._named(shard):
+                raw = self._read_again(shard, sample_id)
+        finally:
+            if self._remote is not None:
+                self._remote.done(shard.path, sample_id)
         self._keys[shard.path, sample_id] = raw.key
         while len(self._keys) > _KEYS_KEPT:
             self._keys.popitem(last=False)
@@ -168,11 +143,20 @@ class ShardReader:
     def close(self) -> None:
         """Closes all files and ends the background work. The reader may be used again."""
         while self._files:
-            os.close(self._files.popitem()[1])
+            os.close(self._files.popitem()[1][0])
         for part in (self._tables, self._remote):
             if part is not None:
                 part.close()
         self._tables = self._remote = None
+
+    def _read_again(self, shard: Shard, sample_id: int) -> RawSample:
+        try:
+            return self._read(shard, sample_id)
+        except OSError:
+            # A descriptor can go stale for good (a network file system, a disk that came back): once more, with a
+            # new one, before the sample counts as lost.
+            self._close(shard.path)
+            return self._read(shard, sample_id)
 
     def _read(self, shard: Shard, sample_id: int) -> RawSample:
         raw = self._read_span(shard, sample_id)
@@ -204,11 +188,11 @@ class ShardReader:
             return self._far().part(shard.path, spans, sample_id)
         if self._tables is None:
             self._tables = SpanTables(lambda path: os.open(local_path(path), os.O_RDONLY | os.O_CLOEXEC))
-        offset, length = self._tables.row(spans.path, spans.first_row + sample_id)
+        offset, length = self._tables.row(spans, sample_id)
         if not 0 < length <= MAX_MEMBER_BYTES:
             return None
         with self._opened(shard.path) as (descriptor, _):
-            data = os.pread(descriptor, length, offset) if offset < 1 << 62 else b""
+            data = pread_all(descriptor, length, offset) if offset < 1 << 62 else b""
             if len(data) < length:
                 raise SpansError("the shard is shorter than it says")
             return data
@@ -218,6 +202,8 @@ class ShardReader:
         path = shard.path
         if path in self._contents and self._contents[path][0] != version:
             self._num_members -= len(self._contents.pop(path)[1].keys)
+            for name in [name for name in self._keys if name[0] == path]:
+                del self._keys[name]
         if path not in self._contents:
             contents = group_open(descriptor)
             self._contents[path] = version, contents
@@ -236,11 +222,15 @@ class ShardReader:
 
     @contextlib.contextmanager
     def _opened(self, path: str) -> Iterator[tuple[int, str]]:
-        """(descriptor, version) of a shard. Local files stay open, so they cannot change; cached ones do not: they
-        would keep the disk full when the cache drops them."""
+        """(descriptor, version) of a shard. Local files stay open for a while; cached ones do not: they would keep the
+        disk full when the cache drops them."""
         if is_remote(path):
-            descriptor, version = self._far().open(path)
-            if self._far().is_thrashing(path):
+            far, known = self._far(), path in self._contents
+            before = far.num_downloads(path)
+            descriptor, version = far.open(path)
+            # Dropped by the cache while it is among those that are mixed: once may happen, not again and again.
+            self._again[path] = (self._again[path] if known else 0) + (known and far.num_downloads(path) > before)
+            if self._again[path] >= _THRASHING:
                 self._note(
                     "shards are downloaded again and again: the cache does not hold those that are mixed together; "
                     "raise data.cache_bytes, lower data.shuffle_shards, or write spans.npy (clap-zero check)"
@@ -251,11 +241,12 @@ class ShardReader:
                 os.close(descriptor)
             return
         if path not in self._files:
-            self._files[path] = os.open(local_path(path), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(local_path(path), os.O_RDONLY | os.O_CLOEXEC)
+            self._files[path] = descriptor, _version(descriptor)
             while len(self._files) > _OPEN_FILES:
-                os.close(self._files.popitem(last=False)[1])
+                os.close(self._files.popitem(last=False)[1][0])
         self._files.move_to_end(path)
-        yield self._files[path], ""
+        yield self._files[path]
 
     @contextlib.contextmanager
     def _named(self, shard: Shard) -> Iterator[None]:
@@ -281,7 +272,7 @@ class ShardReader:
 
     def _close(self, path: str) -> None:
         if path in self._files:
-            os.close(self._files.pop(path))
+            os.close(self._files.pop(path)[0])
 
     def _far(self) -> RemoteShards:
         if self._remote is None:
@@ -289,3 +280,9 @@ class ShardReader:
 
             self._remote = RemoteShards(self._policy, max_bytes=MAX_MEMBER_BYTES)
         return self._remote
+
+
+def _version(descriptor: int) -> str:
+    """Differs when another file stands under the same name, or the same one was written again."""
+    found = os.fstat(descriptor)
+    return f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns}"

@@ -21,18 +21,20 @@ from clap_zero.audio.kinds import AudioError
 from clap_zero.data.batch import LoaderPlan
 from clap_zero.data.blacklist import Blacklist
 from clap_zero.data.index import ShardIndex
+from clap_zero.data.members import BadSampleError, describe_suffixes
 from clap_zero.data.partition import EpochOrder
+from clap_zero.data.places import is_remote, shown
+from clap_zero.data.prefetch import MAX_PENDING
 from clap_zero.data.schedule import Work, eval_schedule, train_schedule
-from clap_zero.data.shards import BadSampleError, Shard, ShardReader, describe_suffixes
+from clap_zero.data.shards import Shard, ShardReader
 from clap_zero.data.skips import BLACKLISTED
-from clap_zero.data.sources import is_remote, shown
 from clap_zero.data.stopwatch import Stopwatch
 from clap_zero.errors import DataError, first_line
 
 MAX_ATTEMPTS = 64
 """Samples that are tried for one slot before the data is called unusable."""
-LOOK_AHEAD = 64
-"""Slots whose remote samples are asked for before they are read."""
+LOOK_AHEAD = MAX_PENDING
+"""Slots whose remote samples are asked for before they are read: no more than are kept."""
 _ORDERS_KEPT = 2
 
 Sample = dict[str, Any]
@@ -84,8 +86,17 @@ class SlotSource:
         self._again.append({**kept, "attempt": attempt, "faults": faults})
 
     def _ahead(self, works: Iterator[Work]) -> Iterator[Sample]:
-        """The slots of all batches in order, found at least LOOK_AHEAD slots before they are read."""
-        waiting: deque[Sample] = deque()
+        """The slots of all batches in order; the next LOOK_AHEAD are asked for already, whatever a batch has."""
+        asked: deque[Sample] = deque()
+        for slot in self._slots(works):
+            if is_remote(slot["shard"].path):
+                self.reader.prefetch(slot["shard"], slot["sample_id"])
+            asked.append(slot)
+            if len(asked) >= LOOK_AHEAD:
+                yield asked.popleft()
+        yield from asked
+
+    def _slots(self, works: Iterator[Work]) -> Iterator[Sample]:
         for work in works:
             shard_ids, sample_ids = self._order(work.position.epoch).locate(work.positions)
             places = zip(
@@ -93,10 +104,7 @@ class SlotSource:
             )
             for number, (position, valid, shard_id, sample_id) in enumerate(places):
                 slot = {"work": work, "slot": number, "position": position, "valid": valid, "attempt": 0, "faults": ()}
-                waiting.append(self._placed(slot, shard_id, sample_id))
-            while len(waiting) > LOOK_AHEAD:
-                yield waiting.popleft()
-        yield from waiting
+                yield self._placed(slot, shard_id, sample_id)
 
     def _located(self, slot: Sample) -> Sample:
         """A slot that is tried again, at the place of another sample."""
@@ -106,10 +114,7 @@ class SlotSource:
         return self._placed(slot, int(shard_ids[0]), int(sample_ids[0]))
 
     def _placed(self, slot: Sample, shard_id: int, sample_id: int) -> Sample:
-        shard = self._index.shard(shard_id)
-        if is_remote(shard.path):
-            self.reader.prefetch(shard, sample_id)
-        slot.update(shard=shard, sample_id=sample_id)
+        slot.update(shard=self._index.shard(shard_id), sample_id=sample_id)
         return slot
 
     def _read(self, sample: Sample) -> Sample:

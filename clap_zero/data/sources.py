@@ -6,14 +6,12 @@ import functools
 import os
 from typing import TYPE_CHECKING
 
-from clap_zero.data.places import ReadPolicy, is_pipe, is_remote, join, local_path, shown
+from clap_zero.data.places import ReadPolicy, shown
 from clap_zero.data.source_errors import SourceError
 from clap_zero.errors import DataError
 
 if TYPE_CHECKING:
     from clap_zero.data.remote import Remote
-
-__all__ = ["ReadPolicy", "exists", "is_pipe", "is_remote", "join", "list_names", "local_path", "read_text", "shown"]
 
 
 def read_text(url: str, policy: ReadPolicy) -> str:

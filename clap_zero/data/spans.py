@@ -9,7 +9,6 @@ rows costs no memory.
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 import threading
@@ -20,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from clap_zero.data.members import Group, ShardContents, scan_shard
-from clap_zero.errors import DataError
+from clap_zero.data.members import Group, ShardContents
+from clap_zero.data.preads import pread_all
 
 SPANS_FILE = "spans.npy"
 SPAN_TYPE = np.dtype([("offset", "<u8"), ("length", "<u4")])
@@ -37,10 +36,13 @@ class SpansRef:
     Attributes:
         path: local path or URL of the split's spans.npy.
         first_row: row of the shard's first sample.
+        num_rows: rows that the file must have: the sum of the split's sizes.json. Another number means that one of the
+            two was written without the other, and that rows belong to other shards than it seems.
     """
 
     path: str
     first_row: int
+    num_rows: int
 
 
 class SpansError(Exception):
@@ -62,15 +64,6 @@ def contents_rows(contents: ShardContents) -> np.ndarray:
     return np.array([group_span(group) for group in contents.groups[: contents.num_complete]], dtype=SPAN_TYPE)
 
 
-def span_rows(path: str) -> np.ndarray:
-    """Rows of one local tar, SPAN_TYPE (num complete pairs,).
-
-    Raises:
-        OSError: the tar cannot be read.
-    """
-    return contents_rows(scan_shard(path))
-
-
 def save_spans(path: Path, rows: np.ndarray) -> None:
     """Writes rows as spans.npy: complete, or not at all."""
     assert rows.dtype == SPAN_TYPE and rows.ndim == 1
@@ -85,34 +78,6 @@ def save_spans(path: Path, rows: np.ndarray) -> None:
         part.unlink(missing_ok=True)
 
 
-def write_spans(directory: Path) -> Path:
-    """Writes spans.npy of a split directory with sizes.json.
-
-    Args:
-        directory: the split.
-
-    Returns:
-        The file.
-
-    Raises:
-        DataError: sizes.json cannot be read, or a tar does not have as many pairs as it says.
-        OSError: a tar cannot be read, or the file not be written.
-    """
-    from clap_zero.data.index import SIZES_FILE, natural_order  # index builds on this module's neighbours
-
-    try:
-        sizes = json.loads((directory / SIZES_FILE).read_text("utf-8"))
-    except ValueError as error:
-        raise DataError(f"{directory / SIZES_FILE} cannot be read: {error}") from error
-    rows = []
-    for name in sorted(sizes, key=natural_order):
-        rows.append(span_rows(str(directory / name)))
-        if len(rows[-1]) != sizes[name]:
-            raise DataError(f"{directory / name} has {len(rows[-1])} pairs, {SIZES_FILE} says {sizes[name]}")
-    save_spans(directory / SPANS_FILE, np.concatenate(rows) if rows else np.zeros(0, SPAN_TYPE))
-    return directory / SPANS_FILE
-
-
 def read_header(descriptor: int) -> tuple[int, int]:
     """(offset of the first row, number of rows) of an open spans.npy.
 
@@ -120,7 +85,8 @@ def read_header(descriptor: int) -> tuple[int, int]:
         SpansError: it is no such file, or shorter than it says.
         OSError: it cannot be read.
     """
-    head = os.pread(descriptor, _MAX_HEADER_BYTES, 0)
+    size_bytes = os.fstat(descriptor).st_size
+    head = pread_all(descriptor, min(_MAX_HEADER_BYTES, size_bytes), 0)
     if head[:6] != b"\x93NUMPY" or len(head) < 12:
         raise SpansError("is no .npy file")
     wide = head[6] > 1
@@ -130,7 +96,7 @@ def read_header(descriptor: int) -> tuple[int, int]:
     rows = _shape(fields)
     if start > len(head) or rows is None or "<u8" not in fields or "<u4" not in fields:
         raise SpansError(f"is no table of {SPAN_TYPE.descr}")
-    if os.fstat(descriptor).st_size < start + rows * _ROW.size:
+    if size_bytes < start + rows * _ROW.size:
         raise SpansError("is cut short")
     return start, rows
 
@@ -146,7 +112,7 @@ def _shape(fields: str) -> int | None:
 
 def read_row(descriptor: int, start: int, row: int) -> tuple[int, int]:
     """(offset, length) of a row of an open spans.npy whose rows begin at `start`."""
-    data = os.pread(descriptor, _ROW.size, start + row * _ROW.size)
+    data = pread_all(descriptor, _ROW.size, start + row * _ROW.size)
     return _ROW.unpack(data) if len(data) == _ROW.size else (0, 0)
 
 
@@ -162,22 +128,25 @@ class SpanTables:
         self._lock = threading.Lock()
         self._tables: dict[str, tuple[int, int, int] | SpansError] = {}
 
-    def row(self, path: str, row: int) -> tuple[int, int]:
-        """(offset, length) of a row.
+    def row(self, spans: SpansRef, sample_id: int) -> tuple[int, int]:
+        """(offset, length) of a sample.
 
         Raises:
             SpansError: the file cannot be used.
         """
-        with self._lock:
-            if path not in self._tables:
-                self._tables[path] = self._load(path)
-            table = self._tables[path]
-        if isinstance(table, SpansError):
-            raise table
-        descriptor, start, num_rows = table
-        if not 0 <= row < num_rows:
-            raise SpansError(f"has {num_rows} rows, row {row} is needed")
-        return read_row(descriptor, start, row)
+        with self._lock:  # over the read, too: `close` may be called meanwhile, and a descriptor be another file then
+            if spans.path not in self._tables:
+                self._tables[spans.path] = self._load(spans.path)
+            table = self._tables[spans.path]
+            if isinstance(table, SpansError):
+                raise table
+            descriptor, start, num_rows = table
+            if num_rows != spans.num_rows:
+                raise SpansError(f"has {num_rows} rows, sizes.json counts {spans.num_rows} samples")
+            row = spans.first_row + sample_id
+            if not 0 <= row < num_rows:
+                raise SpansError(f"has {num_rows} rows, row {row} is needed")
+            return read_row(descriptor, start, row)
 
     def _load(self, path: str) -> tuple[int, int, int] | SpansError:
         try:

@@ -15,7 +15,7 @@ import fsspec.config
 
 from clap_zero.data.places import protocol
 from clap_zero.data.source_errors import RangeError
-from clap_zero.data.watch import Progress, in_thread, wait_for
+from clap_zero.data.watch import Allowance, Progress, in_thread, wait_for
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ def call(
     system: fsspec.AbstractFileSystem,
     method: str,
     *arguments: Any,
-    timeout_s: float,
+    allowed: Allowance,
     progress: Progress | None = None,
     **options: Any,
 ) -> Any:
@@ -83,7 +83,7 @@ def call(
         system: the file system.
         method: name of its method.
         *arguments: what to call it with.
-        timeout_s: how long too little may come.
+        allowed: how long it may take.
         progress: what comes, where the call tells that.
         **options: what else to call it with.
 
@@ -95,10 +95,10 @@ def call(
         future = _on_loop(system, getattr(system, f"_{method}")(*arguments, **options))
     else:
         future = in_thread(lambda: getattr(system, method)(*arguments, **options))
-    return wait_for(future, progress or Progress(), timeout_s)
+    return wait_for(future, progress or Progress(), allowed)
 
 
-def call_http_part(system: fsspec.AbstractFileSystem, url: str, part: tuple[int, int], timeout_s: float) -> bytes:
+def call_http_part(system: fsspec.AbstractFileSystem, url: str, part: tuple[int, int], allowed: Allowance) -> bytes:
     """Bytes [first, end) of a file by http.
 
     Raises:
@@ -106,7 +106,7 @@ def call_http_part(system: fsspec.AbstractFileSystem, url: str, part: tuple[int,
         StalledError: too little came.
     """
     progress = Progress()
-    return wait_for(_on_loop(system, _http_part(system, url, part, progress)), progress, timeout_s)
+    return wait_for(_on_loop(system, _http_part(system, url, part, progress)), progress, allowed)
 
 
 def _on_loop(system: fsspec.AbstractFileSystem, work: Coroutine[Any, Any, T]) -> Future[T]:

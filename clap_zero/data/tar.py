@@ -12,7 +12,8 @@ import os
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+
+from clap_zero.data.preads import Window
 
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
@@ -99,31 +100,26 @@ class _Extended:
         return whole
 
 
-def scan_tar(path: str) -> TarScan:
+def scan_descriptor(descriptor: int) -> TarScan:
     """Reads the headers of an uncompressed tar.
 
     Args:
-        path: the tar.
+        descriptor: the open tar.
 
     Returns:
         The members that lie whole in the file, and the tar's faults in words.
 
     Raises:
-        OSError: the file cannot be opened or read.
+        OSError: the file cannot be read.
     """
-    with Path(path).open("rb") as file:
-        return scan_descriptor(file.fileno())
-
-
-def scan_descriptor(descriptor: int) -> TarScan:
-    """As scan_tar, of an open file."""
-    scan = _Scan(lambda offset, size: os.pread(descriptor, size, offset), os.fstat(descriptor).st_size)
+    end = os.fstat(descriptor).st_size
+    scan = _Scan(Window(descriptor, end).read, end)
     scan.walk()
     return scan.result
 
 
 def scan_bytes(data: bytes) -> TarScan:
-    """As scan_tar, of a piece of a tar: that it lacks the end mark is no fault."""
+    """As scan_descriptor, of a piece of a tar: that it lacks the end mark is no fault."""
     scan = _Scan(lambda offset, size: data[offset : offset + size], len(data))
     scan.walk(whole=False)
     return scan.result

@@ -1,15 +1,18 @@
 """Watching over reads of remote sources: what gives nearly nothing for a while has stalled, and is left behind.
 
-A slow trickle is a stall, too: less than MIN_BYTES_PER_S over the whole of the timeout. Work that cannot be cancelled
+A slow trickle is a stall, too: less than MIN_BYTES_PER_S over the whole of the timeout. What gives a little more than
+that has an end by the clock. Work that cannot be cancelled
 runs in a daemon thread of its own, which neither holds up the reader nor the end of the program.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -20,6 +23,19 @@ _POLL_S = 0.1
 
 class StalledError(Exception):
     """A source gave too little for too long."""
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """How long a source may take.
+
+    Attributes:
+        timeout_s: it has stalled when it gives too little for so long.
+        until: time.monotonic() at which it has to be done, however steadily it gives: other ranks wait.
+    """
+
+    timeout_s: float
+    until: float = math.inf
 
 
 class Progress:
@@ -38,20 +54,23 @@ class StallWatch:
 
     Args:
         progress: what has come so far.
-        timeout_s: length of the window that is looked at.
+        allowed: `timeout_s` is the length of the window that is looked at.
     """
 
-    def __init__(self, progress: Progress, timeout_s: float) -> None:
-        self._progress, self._timeout_s = progress, timeout_s
+    def __init__(self, progress: Progress, allowed: Allowance) -> None:
+        self._progress, self._timeout_s, self._until = progress, allowed.timeout_s, allowed.until
+        self._began = time.monotonic()
         self._since, self._seen = time.monotonic(), progress.num_bytes
 
     def look(self) -> None:
         """To be called every now and then.
 
         Raises:
-            StalledError: the source has stalled.
+            StalledError: the source has stalled, or its time is up.
         """
         now = time.monotonic()
+        if now > self._until:
+            raise StalledError(f"was not done in time: {self._progress.num_bytes} bytes in {now - self._began:.3g} s")
         if now - self._since < self._timeout_s:
             return
         came = self._progress.num_bytes - self._seen
@@ -74,20 +93,20 @@ def in_thread(work: Callable[[], T]) -> Future[T]:
     return future
 
 
-def wait_for(future: Future[Any], progress: Progress, timeout_s: float) -> Any:
+def wait_for(future: Future[Any], progress: Progress, allowed: Allowance) -> Any:
     """The result of `future`, unless it stalls. A stalled one is cancelled, or left behind where it cannot be.
 
     Raises:
-        StalledError: too little came for `timeout_s`.
+        StalledError: too little came, or not all in time.
     """
-    watch = StallWatch(progress, timeout_s)
+    watch = StallWatch(progress, allowed)
     try:
         while True:
             try:
-                return future.result(timeout=min(_POLL_S, timeout_s / 4))
+                return future.result(timeout=min(_POLL_S, allowed.timeout_s / 4))
             except TimeoutError:
-                if future.done():
-                    raise  # the work's own
+                if future.done():  # done just now, or it is the work's own error
+                    return future.result()
                 watch.look()
     finally:
         future.cancel()

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from clap_zero.data.cache import ShardCache
+from clap_zero.data.places import ReadPolicy
 from clap_zero.data.remote import Remote
 from clap_zero.data.shards import Shard, ShardReader
-from clap_zero.data.sources import ReadPolicy
 from clap_zero.errors import DataError
 from tests.unit.data.http_server import Fault, Site, at_most, http_server
 
@@ -65,7 +65,7 @@ import json, os, sys, time
 from pathlib import Path
 from clap_zero.data.cache import ShardCache
 from clap_zero.data.remote import Remote
-from clap_zero.data.sources import ReadPolicy
+from clap_zero.data.places import ReadPolicy
 
 url, directory, numbers, settings = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
 policy = ReadPolicy(cache_dir=directory, **settings)
@@ -244,7 +244,7 @@ def test_a_full_disk_is_said(site, policy):
         "import sys\n"
         "from clap_zero.data.cache import ShardCache\n"
         "from clap_zero.data.remote import Remote\n"
-        "from clap_zero.data.sources import ReadPolicy\n"
+        "from clap_zero.data.places import ReadPolicy\n"
         "from clap_zero.errors import DataError\n"
         "policy = ReadPolicy(cache_dir=sys.argv[2], timeout_s=5, retries=0)\n"
         "for name in ('0', 'unknown'):\n"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clap_zero.data.captions import Caption, CaptionRule, all_captions, draw_caption
-from clap_zero.data.shards import BadSampleError
+from clap_zero.data.members import BadSampleError
 
 TEMPLATES = ("This is {caption}.", "I hear {caption} in a {room}")
 

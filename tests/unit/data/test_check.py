@@ -25,10 +25,10 @@ from clap_zero.data.check_pool import read_all
 from clap_zero.data.check_worker import Bad, Done, Good, Task, run_worker
 from clap_zero.data.index import load_index
 from clap_zero.data.pipeline import DecodeClip
-from clap_zero.data.spans import span_rows
 from clap_zero.errors import DataError
 from tests.unit.data.reading import plan, take
 from tests.unit.data.shard_files import audio_bytes, pair, write_split, write_tar
+from tests.unit.data.span_files import span_rows
 
 INDEXES = ("sizes.json", "index.json", "spans.npy")
 

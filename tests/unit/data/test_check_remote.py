@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from clap_zero import cli
-from clap_zero.data.spans import SPANS_FILE, write_spans
+from clap_zero.data.spans import SPANS_FILE
 from tests.unit.data.http_server import Fault, Site, at_most, http_server
 from tests.unit.data.shard_files import write_split
+from tests.unit.data.span_files import write_spans
 
 
 @pytest.fixture

@@ -17,14 +17,16 @@ from clap_zero.audio.logmel import decode_logmel, encode_logmel
 from clap_zero.audio.pcm import load_pcm
 from clap_zero.data.captions import CaptionRule, all_captions
 from clap_zero.data.index import load_index
+from clap_zero.data.members import BadSampleError
 from clap_zero.data.samples import sample_in
-from clap_zero.data.shards import BadSampleError, ShardReader
-from clap_zero.data.spans import SpansError, write_spans
+from clap_zero.data.shards import ShardReader
+from clap_zero.data.spans import SpansError
 from clap_zero.data.text import Tokenizer
 from clap_zero.errors import DataError
 from tests.distributed.fuzz_shards import ANY_BYTES, AUDIO_DAMAGE, Owner, head_fields, make_tar
 from tests.unit.audio.sounds import encode, noise
 from tests.unit.data.shard_files import write_split
+from tests.unit.data.span_files import write_spans
 
 KINDS = (
     ("FLAC", "PCM_16"), ("FLAC", "PCM_24"), ("WAV", "PCM_16"), ("WAV", "PCM_U8"), ("WAV", "ULAW"), ("WAV", "ALAW"),

@@ -18,7 +18,7 @@ from clap_zero.audio.features import ClapFeatures
 from clap_zero.audio.waveform import mix_down
 from clap_zero.data.pack import PackOptions, pack
 from tests.unit.audio.sounds import encode, noise, tone
-from tests.unit.audio.test_decode import without_header_frame
+from tests.unit.audio.test_mp3 import without_header_frame
 from tests.unit.data.reading import FUSION, RAND, clip_of, keys_of, skipped_of, take
 from tests.unit.data.shard_files import audio_bytes, write_tar
 

@@ -11,9 +11,9 @@ import pytest
 from clap_zero.data.find import find_shards
 from clap_zero.data.index import load_index
 from clap_zero.data.places import ReadPolicy
-from clap_zero.data.spans import write_spans
 from clap_zero.errors import DataError
 from tests.unit.data.shard_files import pair, write_split, write_tar
+from tests.unit.data.span_files import write_spans
 from tests.unit.data.web import served
 
 

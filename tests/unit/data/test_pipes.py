@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from clap_zero.data.shards import BadSampleError, Shard, ShardReader
-from clap_zero.data.sources import ReadPolicy
+from clap_zero.data.members import BadSampleError
+from clap_zero.data.places import ReadPolicy
+from clap_zero.data.shards import Shard, ShardReader
 from clap_zero.errors import DataError
 from tests.unit.data.http_server import at_most
 from tests.unit.data.shard_files import pair, write_tar
@@ -157,7 +158,7 @@ def test_no_program_outlives_its_reader(tmp_path, end):
     program = (
         "import sys, time\n"
         "from clap_zero.data.shards import Shard, ShardReader\n"
-        "from clap_zero.data.sources import ReadPolicy\n"
+        "from clap_zero.data.places import ReadPolicy\n"
         "reader = ShardReader(ReadPolicy(cache_dir=sys.argv[1], allow_pipe=True))\n"
         "reader.prefetch(Shard(f'pipe:sleep {sys.argv[2]}', '', 1), 0)\n"
         "print('reading', flush=True)\n"

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from clap_zero.data.shards import BadSampleError, Shard, ShardReader, SpansRef
-from clap_zero.data.sources import ReadPolicy, exists, list_names, read_text
-from clap_zero.data.spans import write_spans
+from clap_zero.data.members import BadSampleError
+from clap_zero.data.places import ReadPolicy
+from clap_zero.data.shards import Shard, ShardReader
+from clap_zero.data.sources import exists, list_names, read_text
+from clap_zero.data.spans import SpansRef
 from clap_zero.errors import DataError
 from tests.unit.data.http_server import Fault, Site, at_most, http_server
 from tests.unit.data.shard_files import pair, write_split, write_tar
+from tests.unit.data.span_files import write_spans
 
 ROOT = Path(__file__).resolve().parents[3]
 NUM = 6
@@ -41,7 +44,7 @@ def policy(tmp_path) -> ReadPolicy:
 
 
 def shard(site: Site, number: int = 0, *, spans: bool = False, query: str = "") -> Shard:
-    ref = SpansRef(f"{site.url}/train/spans.npy{query}", NUM * number) if spans else None
+    ref = SpansRef(f"{site.url}/train/spans.npy{query}", NUM * number, 2 * NUM) if spans else None
     return Shard(f"{site.url}/train/{number}.tar{query}", f"train/{number}.tar", NUM, 0, ref)
 
 
@@ -261,7 +264,7 @@ def test_a_program_ends_though_threads_still_read(site, policy, fault, tmp_path)
     program = (
         "import sys, time\n"
         "from clap_zero.data.shards import Shard, ShardReader\n"
-        "from clap_zero.data.sources import ReadPolicy\n"
+        "from clap_zero.data.places import ReadPolicy\n"
         "reader = ShardReader(ReadPolicy(cache_dir=sys.argv[2], timeout_s=60))\n"
         "shard = Shard(sys.argv[1], '', 6)\n"
         "reader.prefetch(shard, 0)\n"

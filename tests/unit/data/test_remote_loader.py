@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +16,14 @@ import pytest
 from clap_zero.audio.features import FeatureConfig
 from clap_zero.data.index import load_index
 from clap_zero.data.loader import LoaderPlan, eval_batches, train_batches
-from clap_zero.data.sources import ReadPolicy
-from clap_zero.data.spans import write_spans
+from clap_zero.data.members import BadSampleError
+from clap_zero.data.places import ReadPolicy
+from clap_zero.data.shards import ShardReader
+from clap_zero.data.slots import LOOK_AHEAD
 from clap_zero.errors import DataError
 from tests.unit.data.http_server import Fault, Site, at_most, http_server
 from tests.unit.data.shard_files import write_split
+from tests.unit.data.span_files import write_spans
 
 SIZES = [8, 8, 8]
 
@@ -132,3 +137,36 @@ def test_missing_remote_shards_are_listed_before_the_first_step(site, policy):
     with pytest.raises(DataError, match="is no file name"):
         load_index([f"{site.url}/train"], policy=replace(policy, missing="skip"))
     assert not os.path.exists("/etc/0.tar")  # noqa: PTH110
+
+
+@pytest.mark.parametrize("micro_batch", [1, 8, 64])
+def test_each_sample_is_asked_for_once(site, policy, tmp_path, micro_batch):
+    """Whatever the batch: what is fetched ahead is what is read, and no more than LOOK_AHEAD samples of it."""
+    many = write_split(tmp_path / "many", [50, 50], seconds=0.001)
+    write_spans(many)
+    site.add(many, "/many/")
+    batches = train_batches(load_index([f"{site.url}/many"], policy=policy), plan=plan(policy, micro_batch=micro_batch))
+    num_read = sum(len(batch.keys) for batch in itertools.islice(batches, 128 // micro_batch))
+    batches.close()
+    asked = sum(site.requests["GET", f"/many/{number}.tar"] for number in range(2))
+    assert num_read == 128 and num_read <= asked + 10 and asked <= num_read + LOOK_AHEAD
+
+
+@pytest.mark.parametrize("fault", [Fault(no_ranges=True), Fault(status=404)])
+def test_hints_that_come_to_nothing_do_not_end_the_hints(site, policy, tmp_path, fault):
+    many = write_split(tmp_path / "many", [100, 30], seconds=0.001)
+    write_spans(many)
+    site.add(many, "/many/")
+    reader = ShardReader(replace(policy, missing="skip"))
+    bad, good = (load_index([f"{site.url}/many"], policy=policy).shard(number) for number in range(2))
+    site.faults["/many/0.tar"] = fault
+    for number in range(100):
+        reader.prefetch(bad, number)
+        with contextlib.suppress(BadSampleError):
+            reader.read(bad, number)
+    reader.prefetch(good, 3)
+    deadline = time.monotonic() + 10
+    while not site.requests["GET", "/many/1.tar"] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert site.requests["GET", "/many/1.tar"] == 1
+    reader.close()

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from clap_zero.data.index import load_index
-from clap_zero.data.shards import Shard, ShardReader, SpansRef
-from clap_zero.data.sources import ReadPolicy, exists, list_names, read_text
-from clap_zero.data.spans import write_spans
+from clap_zero.data.places import ReadPolicy
+from clap_zero.data.shards import Shard, ShardReader
+from clap_zero.data.sources import exists, list_names, read_text
+from clap_zero.data.spans import SpansRef
 from clap_zero.errors import DataError
 from tests.unit.data.http_server import at_most
 from tests.unit.data.shard_files import write_split
+from tests.unit.data.span_files import write_spans
 
 ROOT = Path(__file__).resolve().parents[3]
 SIZES = [4, 3]
@@ -86,7 +88,13 @@ def keys(reader: ShardReader, shards: list[Shard]) -> list[str]:
 def test_a_split_in_a_bucket_is_read_as_a_local_one(policy, split, tmp_path, spans):
     firsts = [0, SIZES[0]]
     shards = [
-        Shard(f"{PREFIX}/{n}.tar", "", SIZES[n], 0, SpansRef(f"{PREFIX}/spans.npy", firsts[n]) if spans else None)
+        Shard(
+            f"{PREFIX}/{n}.tar",
+            "",
+            SIZES[n],
+            0,
+            SpansRef(f"{PREFIX}/spans.npy", firsts[n], sum(SIZES)) if spans else None,
+        )
         for n in (0, 1)
     ]
     reader = ShardReader(policy)

@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from clap_zero.data.shards import BadSampleError, Shard, ShardReader, scan_shard
-from clap_zero.data.spans import span_rows
-from clap_zero.data.tar import _parse, scan_tar
+from clap_zero.data.members import BadSampleError, scan_shard
+from clap_zero.data.shards import Shard, ShardReader
+from clap_zero.data.tar import TarScan, _parse, scan_descriptor
 from tests.unit.data.shard_files import audio_bytes, pair, write_tar
+from tests.unit.data.span_files import span_rows
+
+
+def scan_tar(path: str) -> TarScan:
+    with Path(path).open("rb") as file:
+        return scan_descriptor(file.fileno())
 
 
 def names(path: Path) -> list[str]:
@@ -126,6 +132,13 @@ def test_a_key_whose_members_are_there_twice_with_other_contents_is_refused(tmp_
     assert reader.read(shard, 1).key == "b"
     assert span_rows(str(path))["length"].astype(bool).tolist() == [False, True]
     reader.close()
+
+
+@pytest.mark.parametrize("name", ["./a.json", "a.JSON"])
+def test_two_names_of_one_member_beside_each_other_are_refused_too(tmp_path, name):
+    path = write_tar(tmp_path / "0.tar", [*pair("a", 1), (name, b'{"text": "another"}'), *pair("b", 2)])
+    contents = scan_shard(str(path))
+    assert "more than once with other contents" in contents.groups[0].fault and contents.groups[1].fault == ""
 
 
 def test_a_second_sound_in_another_format_is_ignored_beside_the_first_only(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clap_zero.data.captions import caption_id, read_captions
-from clap_zero.data.shards import BadSampleError
+from clap_zero.data.members import BadSampleError
 from clap_zero.data.text import EMBEDDED_TOKENIZER, PAD_ID, Tokenizer
 from clap_zero.errors import DataError
 
