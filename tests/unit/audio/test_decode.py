@@ -34,18 +34,6 @@ def flac_with_length(data: bytes, num_frames: int) -> bytes:
     return bytes(changed)
 
 
-def without_header_frame(mp3: bytes) -> bytes:
-    """The MP3 without its first frame, which holds the Xing header: as `ffmpeg -write_xing 0` writes it."""
-    tag = max(mp3[:200].find(b"Xing"), mp3[:200].find(b"Info"))
-    assert tag > 0
-    return mp3[mp3.index(mp3[:2], tag) :]
-
-
-def with_announced_frames(mp3: bytes, num_frames: int) -> bytes:
-    tag = max(mp3[:200].find(b"Xing"), mp3[:200].find(b"Info"))
-    return mp3[: tag + 8] + num_frames.to_bytes(4, "big") + mp3[tag + 12 :]
-
-
 @pytest.fixture
 def no_ffmpeg(monkeypatch):
     monkeypatch.setattr(ffmpeg, "problem", lambda: "torchcodec finds no FFmpeg libraries")
@@ -124,34 +112,6 @@ def test_claimed_hours_cost_no_memory():
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(("mode", "rate_hz"), [("VARIABLE", 48_000), ("VARIABLE", 24_000), ("CONSTANT", 44_100)])
-def test_mp3_length_is_counted(mode, rate_hz):
-    # 0, too few, too many frames announced, or none.
-    samples = noise(25, rate_hz=rate_hz)
-    mp3 = encode(samples, "MP3", rate_hz=rate_hz, bitrate_mode=mode, compression_level=0.7)
-    files = [mp3, without_header_frame(mp3), *(with_announced_frames(mp3, n) for n in (0, 10, 100_000, 2**32 - 1))]
-    for data in [*files, ID3_ONLY.replace(b"APIC", b"") + mp3]:
-        audio = decode(data, max_seconds=60)
-        assert abs(audio.samples.size / rate_hz - 25) < 0.06
-        for seed in range(3):
-            crop = decode(data, max_seconds=10, rng=np.random.default_rng(seed)).samples
-            assert crop.size == 10 * rate_hz and np.abs(crop[-1000:]).max() > 0.01
-
-
-def test_an_mp3_crop_is_where_it_should_be():
-    mp3 = encode(noise(8), "MP3")
-    whole = decode(mp3, max_seconds=60).samples
-    part = decode(mp3, start_s=3, duration_s=2, max_seconds=60).samples
-    np.testing.assert_allclose(part, whole[3 * 48_000 : 5 * 48_000], atol=1e-6)
-
-
-@pytest.mark.parametrize("kept", [20, 100, 200])
-def test_an_mp3_cut_in_its_header_is_refused(kept):
-    mp3 = encode(noise(1), "MP3")
-    with pytest.raises(AudioError):
-        decode(mp3[: mp3.index(b"Info" if b"Info" in mp3[:99] else b"Xing") + kept], max_seconds=60)
-
-
 def test_a_header_that_points_before_the_file_prints_no_traceback(capfd):
     rng = random.Random(0)
     files = [encode(noise(0.05), "CAF"), encode(noise(0.05), "AIFF"), encode(noise(0.05), "WAV", subtype="GSM610")]
@@ -162,12 +122,6 @@ def test_a_header_that_points_before_the_file_prints_no_traceback(capfd):
         with contextlib.suppress(AudioError):
             decode(bytes(changed), max_seconds=60)
     assert "Traceback" not in capfd.readouterr().err
-
-
-def test_an_mp3_cut_short_says_so():
-    mp3 = encode(noise(20), "MP3")
-    audio = decode(mp3[: len(mp3) // 2], max_seconds=60)
-    assert 9.5 < audio.samples.size / 48_000 < 10.1 and "cut short" in audio.note
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from clap_zero.data.pack_join import join
 from clap_zero.data.pack_keys import Part
 from clap_zero.data.pack_sources import Columns
 from clap_zero.errors import DataError
+from tests.unit.data.packing import read_split
 from tests.unit.data.shard_files import audio_bytes
-from tests.unit.data.test_pack import read_split
 
 TEMPLATE = Columns(templates=("This is a sound of {category}.",))
 

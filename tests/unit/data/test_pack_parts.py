@@ -22,10 +22,10 @@ from clap_zero.data.pack_join import join
 from clap_zero.data.pack_keys import Part
 from clap_zero.data.pack_scratch import machine, scratch_name
 from clap_zero.data.pack_sources import Columns
-from clap_zero.data.spans import write_spans
 from clap_zero.errors import ConfigError, DataError
+from tests.unit.data.packing import read_split, rejected, write_rows
 from tests.unit.data.shard_files import audio_bytes
-from tests.unit.data.test_pack import read_split, rejected, write_rows
+from tests.unit.data.span_files import write_spans
 
 NUM_ROWS = 23
 

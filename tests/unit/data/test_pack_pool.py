@@ -24,8 +24,8 @@ from clap_zero.data.pack_items import Item
 from clap_zero.data.pack_sources import Columns
 from clap_zero.data.shards import Shard, ShardReader
 from clap_zero.errors import ConfigError, DataError
+from tests.unit.data.packing import options, write_rows
 from tests.unit.data.shard_files import audio_bytes
-from tests.unit.data.test_pack import options, write_rows
 
 
 def deadly(item: Item, encoding: Encoding, slot: object) -> Encoded:
