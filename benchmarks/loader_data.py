@@ -15,7 +15,7 @@ import soundfile
 from clap_zero.audio.clips import FeatureConfig
 from clap_zero.audio.decode import load_clip
 from clap_zero.audio.features import ClapFeatures
-from clap_zero.audio.logmel import LOGMEL_SUFFIX, encode_logmel
+from clap_zero.audio.logmel import encode_logmel
 from clap_zero.audio.waveform import to_int16
 
 RATE_HZ = 48_000
@@ -52,7 +52,7 @@ def make_data(root: Path, sounds: Path, *, num_clips: int, seed: int = 0) -> tup
             for number, (samples, titles) in islice(clips, sizes[name]):
                 text = json.dumps({"text": _captions(titles), "tag": titles}).encode()
                 _add(flac, f"{number:06d}.flac", _flac(samples))
-                _add(logmel, f"{number:06d}{LOGMEL_SUFFIX}", encode_logmel(samples, features))
+                _add(logmel, f"{number:06d}.logmel", encode_logmel(samples, features))
                 for tar in (flac, logmel):
                     _add(tar, f"{number:06d}.json", text)
     for split in splits:

@@ -23,9 +23,6 @@ from clap_zero.audio.clips import STORED_UNITS_PER_DB, FeatureConfig, plan_crop
 from clap_zero.audio.features import ClapFeatures
 from clap_zero.audio.kinds import AudioError
 
-LOGMEL_SUFFIX = ".logmel"
-"""Suffix of the members of a tar that hold stored log-mels."""
-
 _MAGIC = b"CLAPMEL"
 _VERSION = 1
 

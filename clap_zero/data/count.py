@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -114,7 +114,7 @@ def count_all(
     return [count for _, count in _count_each(paths, policy=policy, seen=seen)]
 
 
-def compare(some: Sequence[Shard], others: Sequence[Shard], *, policy: ReadPolicy) -> None:
+def compare(some: Sequence[Shard], others: Iterable[Shard], *, policy: ReadPolicy) -> None:
     """Compares a few local shards with their counts of record; what differs is logged.
 
     Args:

@@ -237,5 +237,5 @@ def _compare_some(index: ShardIndex, policy: ReadPolicy) -> None:
     asked = spread(range(len(rows)), _CHECKED_SHARDS)
     # As many as may be counted: with more shards than that, all of those without a pair, the setting is wrong.
     others = np.setdiff1d(rows[spread(range(len(rows)), MAX_COUNTED)], rows[asked])
-    some, rest = ([index.shard(row) for row in numbers.tolist()] for numbers in (rows[asked], others))
-    compare(some, rest, policy=policy)
+    some, rest = (map(index.shard, numbers.tolist()) for numbers in (rows[asked], others))
+    compare(list(some), rest, policy=policy)

@@ -292,3 +292,26 @@ def test_a_holder_that_does_not_move_is_not_waited_for_without_end(site, policy,
     finally:
         process.kill()
         process.communicate()
+
+
+def test_nothing_is_removed_for_what_does_not_fit_all_the_same(site, policy):
+    cache = new(replace(policy, cache_bytes=3 * SIZE))
+    for number in range(2):
+        load(cache, site, number)
+    with cache._reserved("other", SIZE), cache._exclusive():
+        assert not cache._make_room(2 * SIZE + 1)
+    assert len(entries(policy)) == 2
+
+
+def test_a_shard_that_is_read_once_an_epoch_is_not_thrashed(site, policy, tmp_path):
+    """A cache that is smaller than the data has to download each shard in each epoch."""
+    from tests.unit.data.shard_files import pair, write_tar
+
+    for number in range(8):
+        site.files[f"/{number}.tar"] = write_tar(tmp_path / f"{number}.tar", pair(f"k{number}", number)).read_bytes()
+    reader = ShardReader(replace(policy, cache_bytes=2 * len(site.files["/0.tar"]) + 2_000), shards_kept=4)
+    for _ in range(4):
+        for number in range(8):
+            reader.read(Shard(f"{site.url}/{number}.tar", "", 1), 0)
+    assert downloads(site, 0) == 4 and reader.take_notes() == []
+    reader.close()

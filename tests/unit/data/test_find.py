@@ -164,3 +164,18 @@ def test_a_remote_sizes_file_cannot_name_what_lies_elsewhere(tmp_path, policy):
 def test_a_star_is_not_expanded_at_urls(policy):
     with pytest.raises(DataError, match=r"'\*' is not expanded.*\{000\.\.127\}"):
         find_shards("s3://bucket/train/*.tar", policy)
+
+
+def test_commands_that_are_shown_alike_are_told_apart(tmp_path, policy):
+    for host in "ab":
+        write_split(tmp_path / host, [2], declare=False)
+    allowed = ReadPolicy(cache_dir=policy.cache_dir, timeout_s=5, retries=0, allow_pipe=True)
+    commands = [f"pipe:tar -C {tmp_path}/{host} -cf - --transform s,./,, s.d" for host in "ab"]
+    for host in "ab":
+        (tmp_path / host / "s.d").mkdir()
+        for name, data in pair(host, 1):
+            (tmp_path / host / "s.d" / name).write_bytes(data)
+    index = load_index(commands, policy=allowed)
+    assert len({index.key_prefix(number) for number in range(2)}) == 2
+    with pytest.raises(DataError, match="named twice"):
+        load_index([commands[0], commands[0]], policy=allowed)

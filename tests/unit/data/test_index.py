@@ -8,6 +8,8 @@ import pytest
 
 from clap_zero.data.index import load_index
 from clap_zero.data.patterns import expand_braces
+from clap_zero.data.places import ReadPolicy
+from clap_zero.data.shards import ShardReader
 from clap_zero.errors import DataError
 from tests.unit.data.shard_files import pair, write_split, write_tar
 
@@ -145,3 +147,46 @@ def test_many_listed_shards_are_found_quickly(tmp_path):
     start = time.process_time()
     assert load_index([str(split)]).num_samples == 3000
     assert time.process_time() - start < 2
+
+
+def test_shards_without_counts_beyond_a_limit_are_refused(tmp_path, monkeypatch):
+    split = write_split(tmp_path / "train", [1] * 5, declare=False)
+    with pytest.raises(DataError, match=r"at most 4 are counted .* `clap-zero check`"):
+        load_index([str(split)], max_counted=4)
+    assert load_index([str(split)], max_counted=None).sizes.tolist() == [1] * 5
+
+
+def test_shards_are_counted_at_the_same_time(tmp_path, monkeypatch):
+    """Storage takes its time for each shard; all ranks wait for them."""
+    split = write_split(tmp_path / "train", [1] * 20, declare=False)
+    original = ShardReader.contents
+
+    def slow(reader, shard):
+        time.sleep(0.1)
+        return original(reader, shard)
+
+    monkeypatch.setattr(ShardReader, "contents", slow)
+    began = time.monotonic()
+    assert load_index([str(split)]).num_samples == 20
+    assert time.monotonic() - began < 1.5
+
+
+def test_some_shards_without_a_pair_do_not_end_a_run(tmp_path, caplog):
+    split = write_split(tmp_path / "train", [1] * 12)
+    for number in range(12):
+        if number != 5:
+            write_tar(split / f"{number}.tar", [(f"{number}.txt", b"x")])
+    assert load_index([str(split)]).num_samples == 12
+    write_tar(split / "5.tar", [("5.txt", b"x")])
+    with pytest.raises(DataError, match="0 usable of 12"):
+        load_index([str(split)])
+
+
+def test_an_unreadable_shard_is_passed_over_where_that_is_allowed(tmp_path, caplog):
+    split = write_split(tmp_path / "train", [2, 2])
+    (split / "1.tar").unlink()
+    (split / "1.tar").mkdir()
+    with pytest.raises(DataError, match=r"1\.tar"):
+        load_index([str(split)])
+    assert load_index([str(split)], policy=ReadPolicy(missing="skip")).num_samples == 4
+    assert "1.tar" in caplog.text and "left out" in caplog.text

@@ -5,7 +5,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clap_zero.data.patterns import describe_missing, expand_by_directory, natural_order, natural_sorted, spread
+from clap_zero.data.patterns import (
+    describe_missing,
+    expand_braces,
+    expand_by_directory,
+    natural_order,
+    natural_sorted,
+    spread,
+)
 from clap_zero.errors import DataError
 
 DIGIT_NAMES = st.lists(st.from_regex(r"\A(s-?)?[0-9]{1,3}(\.tar|a1)?\Z"), unique=True)
@@ -54,3 +61,21 @@ def test_a_long_list_of_missing_shards_is_cut():
     message = describe_missing("p", [f"/d/{n}.tar" for n in range(50)], 60, {"/d/": ["99.tar", "x.txt"]})
     assert message.startswith("p: 50 of 60 shards are missing: /d/0.tar, ") and "/d/9.tar, ..." in message
     assert "there are 1 tars, 99.tar to 99.tar" in message
+
+
+@pytest.mark.parametrize("pattern", ["/d/{a,{b,c}}.tar", "/{x{0..3},y}/0.tar"])
+def test_braces_within_braces_are_refused(pattern):
+    with pytest.raises(DataError, match="braces within braces"):
+        expand_by_directory(pattern)
+
+
+def test_signatures_in_patterns_are_not_printed():
+    with pytest.raises(DataError) as caught:
+        expand_braces("https://me:secret@h/{0..99999999}.tar?sig=secret")
+    assert "secret" not in str(caught.value)
+
+
+def test_numbers_of_any_length_can_be_sorted_and_compared():
+    names = ["9" * 5_000 + ".tar", "1.tar"]
+    assert natural_sorted([*names, "x"])[0] == "1.tar"
+    assert "missing" in describe_missing("p", ["/d/" + names[0]], 1, {"/d/": names})

@@ -8,11 +8,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from clap_zero.data.members import BadSampleError
 from clap_zero.data.places import ReadPolicy
+from clap_zero.data.remote import Remote
 from clap_zero.data.shards import Shard, ShardReader
+from clap_zero.data.source_errors import SourceError
 from clap_zero.data.sources import exists, list_names, read_text
 from clap_zero.data.spans import SpansRef
 from clap_zero.errors import DataError
@@ -285,3 +289,41 @@ def test_fsspec_is_loaded_for_remote_places_only(split):
     command = [sys.executable, "-c", program, str(split / "0.tar")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.stdout == "s0000 False\n", done.stderr
+
+
+def test_a_source_that_sends_more_than_it_announced_fails_as_a_source(site, policy, tmp_path):
+    """It is not the disk that is full."""
+    remote, size = Remote(policy), len(site.files["/train/0.tar"])
+    with pytest.raises(SourceError, match=rf"more than the {size - 100} bytes that it announced"):
+        remote.fetch(f"{site.url}/train/0.tar", tmp_path / "x", size_bytes=size - 100, max_bytes=size - 100)
+    assert site.requests["GET", "/train/0.tar"] == 1 + policy.retries
+
+
+def test_what_trickles_has_an_end_by_the_clock(site, policy):
+    site.faults["/train/0.tar"] = Fault(trickle_s=0.001)
+    patient = replace(policy, timeout_s=30, fetch_s=1, retries=3)
+    with at_most(6), pytest.raises(DataError, match=r"/train/0\.tar: .*was not done in time"):
+        read_all(ShardReader(patient), shard(site))
+
+
+class Blobs(MemoryFileSystem):
+    """As hf:// tells versions: by the id of the blob."""
+
+    protocol = "blobs"
+    version = "1"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.replace("blobs://", "memory://"))
+
+    def info(self, path, **options):
+        found = super().info(path, **options)
+        return {"name": found["name"], "size": found["size"], "type": "file", "blob_id": self.version}
+
+
+def test_versions_are_told_by_the_ids_of_blobs(policy, monkeypatch):
+    fsspec.register_implementation("blobs", Blobs, clobber=True)
+    Blobs().pipe_file("/a.tar", b"x")
+    first = Remote(policy).info("blobs://a.tar")
+    monkeypatch.setattr(Blobs, "version", "2")
+    assert Remote(policy).info("blobs://a.tar").version != first.version
