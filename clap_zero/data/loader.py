@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from functools import partial
+from multiprocessing.connection import wait
 from typing import Any, cast
 
 import torch
@@ -56,7 +57,7 @@ def train_batches(index: ShardIndex, *, plan: LoaderPlan) -> Iterator[Batch]:
             f"lower the micro batch or the accumulation, or give more data"
         )
     pipeline = build_pipeline(index, plan, training=True, blacklist=Blacklist.read(plan.blacklist))
-    return cast("Iterator[Batch]", _batches(pipeline, index, plan, workers=plan.workers))
+    return cast("Iterator[Batch]", _batches(pipeline, index, plan, workers=plan.workers, training=True))
 
 
 def eval_batches(index: ShardIndex, *, plan: LoaderPlan) -> Iterator[EvalBatch]:
@@ -77,7 +78,7 @@ def eval_batches(index: ShardIndex, *, plan: LoaderPlan) -> Iterator[EvalBatch]:
     workers = min(plan.workers, num_eval_batches(plan, index.num_stored))
     # Not without the blacklist's clips: they are on it because they are evaluated on.
     pipeline = build_pipeline(index, plan, training=False)
-    return cast("Iterator[EvalBatch]", _batches(pipeline, index, plan, workers=workers))
+    return cast("Iterator[EvalBatch]", _batches(pipeline, index, plan, workers=workers, training=False))
 
 
 def _check(plan: LoaderPlan) -> None:
@@ -93,11 +94,14 @@ def _check(plan: LoaderPlan) -> None:
 
 
 def _batches(
-    pipeline: DataPipeline, index: ShardIndex, plan: LoaderPlan, *, workers: int
+    pipeline: DataPipeline, index: ShardIndex, plan: LoaderPlan, *, workers: int, training: bool
 ) -> Iterator[Batch | EvalBatch]:
     """Takes batches from the pipeline, in this process or from workers, and watches over them."""
     source: Iterator[Any] = iter(pipeline) if workers == 0 else _start_workers(pipeline, plan, workers)
-    watch = SkipWatch(plan, index.num_samples)
+    if training:
+        watch = SkipWatch(plan, index.num_samples, largest_shard=int(index.sizes.max()))
+    else:  # each clip once, shard after shard: only all of them together say how many are unusable
+        watch = SkipWatch(plan, index.num_stored, largest_shard=index.num_stored)
     # A generator that is still open when the program ends: before multiprocessing waits for workers to take SIGTERM.
     leave = partial(_stop, source)
     atexit.register(leave)
@@ -132,9 +136,10 @@ def _stop(source: object) -> None:
 
 def _dead_workers(source: object) -> str:
     """Which workers are gone. A dead worker shows itself by several errors: torch's own, or a broken connection."""
+    workers = getattr(source, "_workers", ())
+    wait([worker.sentinel for worker in workers], timeout=0.2)  # the first that ends, of however many
     dead = []
-    for number, worker in enumerate(getattr(source, "_workers", ())):
-        worker.join(0.2)
+    for number, worker in enumerate(workers):
         # One that raised sends its error and then ends as it should, with 0.
         if not worker.is_alive() and worker.exitcode != 0:
             dead.append(f"worker {number} (pid {worker.pid}) died with exit code {worker.exitcode}")

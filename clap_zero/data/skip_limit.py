@@ -15,12 +15,14 @@ class SkipLimit:
     a share of 5 % is 12, and chance gives some rank many more.
     """
 
-    def __init__(self, *, num_samples: int, max_bad_fraction: float) -> None:
+    def __init__(self, *, num_samples: int, max_bad_fraction: float, largest_shard: int = 1) -> None:
         """Args:
         num_samples: samples of an epoch, over all ranks.
         max_bad_fraction: `data.max_bad_fraction`.
+        largest_shard: samples of the largest shard: faults come by whole shards.
         """
         self._num_samples, self._max_bad_fraction = num_samples, max_bad_fraction
+        self._largest_shard = largest_shard
         self._faults = EpochFaults()
 
     def see(self, epoch: int, *, num_slots: int, num_bad: int, skipped: Sequence[tuple[str, str]]) -> None:
@@ -42,7 +44,12 @@ class SkipLimit:
         for key, reason in skipped:
             if reason != BLACKLISTED:
                 faults.keep(key, reason)
-        limit = bad_limit(faults.num_slots, num_samples=self._num_samples, max_bad_fraction=self._max_bad_fraction)
+        limit = bad_limit(
+            faults.num_slots,
+            num_samples=self._num_samples,
+            max_bad_fraction=self._max_bad_fraction,
+            largest_shard=self._largest_shard,
+        )
         if faults.num_bad <= limit:
             return
         of_ranks = collectives.all_gather_objects((faults.reasons, faults.latest))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections import Counter
 
@@ -15,10 +16,11 @@ BLACKLISTED = "blacklisted"
 """The reason of a sample that the user asked to leave out: replaced and counted as an unusable one, never a fault."""
 
 MIN_BAD = 16
-"""So many bad samples of an epoch do not end a run, where they are less than half of its early ones."""
+"""So many bad samples of an epoch do not end a run, where they are less than half of them."""
 MIN_JUDGED = 1_000
 """Slots that a rank has read before it judges its own data where there are others."""
 _EARLY_SAMPLES = 10_000
+_DEVIATIONS = 6
 _SKIPS_SHOWN = 20
 _LATEST_KEPT = 10
 _REMEMBERED = 50_000
@@ -39,29 +41,39 @@ def count_kind(counts: Counter[str], kind: str, number: int = 1) -> None:
     counts[kind if is_kept else "other reasons"] += number
 
 
-def bad_limit(num_slots: int, *, num_samples: int, max_bad_fraction: float) -> float:
+def bad_limit(num_slots: int, *, num_samples: int, max_bad_fraction: float, largest_shard: int = 1) -> float:
     """Most unusable samples that all ranks may have met after `num_slots` slots of an epoch; one more ends the run.
 
-    That is `max_bad_fraction` of the slots so far, of at least 10,000 (or of the epoch, where that is smaller), and
-    never below 16 or, with few samples, below half of them: one broken shard among many, or two bad files among
-    thirty, do not end a run; more bad ones than good ones do.
+    That is `max_bad_fraction` of the epoch, in whatever order its samples come, and never below 16 or, with few
+    samples, below half of them: two bad files among thirty do not end a run. Long before an epoch ends it is the
+    share of the slots so far, of at least 10,000, and what chance may add to it. Faults come by whole shards and a
+    random order of these, so with `f` unusable ones expected and shards of `m` samples that is
+    `6 sqrt(m f) + 6^2 m / 3` (Bernstein's inequality, also for draws without replacement: 1 epoch in 10^7 exceeds it).
 
     Args:
         num_slots: slots of the epoch that all ranks have read.
         num_samples: samples of an epoch, over all ranks.
         max_bad_fraction: `data.max_bad_fraction`.
+        largest_shard: samples of the largest shard, which may all be unusable; `num_samples` where shards do not come
+            in random order: then only the share of the whole epoch counts.
     """
-    num_early = min(num_samples, _EARLY_SAMPLES)
-    return max(min(MIN_BAD, num_early / 2), max_bad_fraction * max(num_slots, num_early))
+    expected = max_bad_fraction * max(num_slots, min(num_samples, _EARLY_SAMPLES))
+    by_chance = _DEVIATIONS * math.sqrt(largest_shard * expected) + _DEVIATIONS**2 / 3 * largest_shard
+    return max(min(MIN_BAD, num_samples / 2), min(max_bad_fraction * num_samples, expected + by_chance))
 
 
-def rank_limit(num_slots: int, *, max_bad_fraction: float) -> float:
+def rank_limit(num_slots: int, *, max_bad_fraction: float, shard_slots: float = 1) -> float:
     """Most unusable samples that one of several ranks may have met by itself: half of at least 1,000 slots.
 
     The share of a single rank is chance, or the fault of its machine. Whether there are too many is for all ranks
     together to say (`bad_limit`); this ends a run only where a rank can read next to nothing.
+
+    Args:
+        num_slots: slots of the epoch that the rank has read.
+        max_bad_fraction: `data.max_bad_fraction`.
+        shard_slots: the rank's part of the largest shard; four of these are judged together at least.
     """
-    return max(0.5, max_bad_fraction) * max(num_slots, MIN_JUDGED)
+    return max(0.5, max_bad_fraction) * max(num_slots, MIN_JUDGED, 4 * shard_slots)
 
 
 class EpochFaults:
@@ -77,6 +89,7 @@ class EpochFaults:
         if epoch != self.epoch:
             self.epoch, self.num_slots, self.num_bad = epoch, 0, 0
             self.reasons.clear()
+            self.latest = []
 
     def keep(self, key: str, reason: str) -> None:
         """Remembers the reason of an unusable sample. `num_bad` is the caller's to count: of one rank, or of all."""
@@ -104,8 +117,13 @@ class SkipWatch:
     there is `SkipLimit`.
     """
 
-    def __init__(self, plan: LoaderPlan, num_samples: int) -> None:
-        self._plan, self._num_samples = plan, num_samples
+    def __init__(self, plan: LoaderPlan, num_samples: int, *, largest_shard: int = 1) -> None:
+        """Args:
+        plan: what the rank reads.
+        num_samples: samples of an epoch, over all ranks.
+        largest_shard: see `bad_limit`.
+        """
+        self._plan, self._num_samples, self._largest_shard = plan, num_samples, largest_shard
         self._faults = EpochFaults()
         self._named, self._noted = _Known(), _Known()
         self._said: set[str] = set()
@@ -140,8 +158,11 @@ class SkipWatch:
     def _limit(self, num_slots: int) -> float:
         fraction = self._plan.max_bad_fraction
         if self._plan.world_size > 1:
-            return rank_limit(num_slots, max_bad_fraction=fraction)
-        return bad_limit(num_slots, num_samples=self._num_samples, max_bad_fraction=fraction)
+            shard_slots = self._largest_shard / self._plan.world_size
+            return rank_limit(num_slots, max_bad_fraction=fraction, shard_slots=shard_slots)
+        return bad_limit(
+            num_slots, num_samples=self._num_samples, max_bad_fraction=fraction, largest_shard=self._largest_shard
+        )
 
     def _name(self, key: str, reason: str) -> None:
         """Names a sample once; of very many only some here, all of them in the run's record of skipped samples."""

@@ -80,7 +80,11 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
         accumulation=resolved.accumulation,
         seed=run.train.seed,
         stop_requested=stop_requested,
-        skip_limit=SkipLimit(num_samples=settled.train.num_samples, max_bad_fraction=run.data.max_bad_fraction),
+        skip_limit=SkipLimit(
+            num_samples=settled.train.num_samples,
+            max_bad_fraction=run.data.max_bad_fraction,
+            largest_shard=int(settled.train.sizes.max()),
+        ),
         world=world,
     )
     return Trainer(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from clap_zero.audio.features import ClapFeatures
-from clap_zero.data.loader import Batch
+from clap_zero.data.batch import Batch
 from clap_zero.data.skip_limit import SkipLimit
 from clap_zero.data.stopwatch import STAGES
 from clap_zero.data.tally import Tally

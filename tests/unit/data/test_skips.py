@@ -11,9 +11,9 @@ import torch
 
 from clap_zero.audio.clips import ClipBatch, FeatureConfig
 from clap_zero.data.batch import Batch, LoaderPlan
-from clap_zero.data.partition import DataPosition
+from clap_zero.data.partition import DataPosition, EpochOrder
 from clap_zero.data.skip_limit import SkipLimit
-from clap_zero.data.skips import BLACKLISTED, SkipWatch, bad_limit, count_kind, reason_kind
+from clap_zero.data.skips import BLACKLISTED, EpochFaults, SkipWatch, bad_limit, count_kind, reason_kind
 from clap_zero.data.stopwatch import STAGES, Stopwatch, describe_wait
 from clap_zero.data.tally import Tally
 from clap_zero.distributed.world import init_distributed
@@ -71,7 +71,7 @@ def test_too_many_end_the_run_with_reasons_and_keys():
     watch.see(batch(*bad))
     with pytest.raises(DataError, match=r"21 of 24 .* rank 0.*FLAC has N samples \(21\); the latest: .*bad4 \("):
         watch.see(batch(*bad[:5]))
-    assert [bad_limit(16, num_samples=n, max_bad_fraction=0.05) for n in (8, 100, 10**9)] == [4, 16, 500]
+    assert [bad_limit(16, num_samples=n, max_bad_fraction=0.05) for n in (8, 100, 10_000)] == [4, 16, 500]
 
 
 def test_a_rank_judges_itself_only_where_it_can_read_next_to_nothing():
@@ -108,6 +108,59 @@ def test_a_hundredth_of_bad_samples_never_ends_a_run_and_a_tenth_does(world, fau
             ended_at = step
             break
     assert (ended_at is None) == (fault_rate == 0.01), ended_at
+
+
+def broken_shards_end(num_broken: int, *, num_shards: int, size: int, seed: int, largest_shard: int) -> bool:
+    """Whether a run ends over shards without one usable sample, in the order of its first epoch."""
+    sizes = np.full(num_shards, size)
+    order = EpochOrder(sizes, seed=seed, epoch=0)
+    shards, _ = order.locate(np.arange(order.num_samples))
+    broken = np.random.default_rng(seed).permutation(num_shards)[:num_broken]
+    bad = np.isin(shards, broken)
+    limit = SkipLimit(num_samples=order.num_samples, max_bad_fraction=0.05, largest_shard=largest_shard)
+    try:
+        for first in range(0, order.num_samples, 500):
+            here = bad[first : first + 500]
+            limit.see(0, num_slots=len(here), num_bad=int(here.sum()), skipped=[])
+    except DataError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(("num_shards", "size"), [(2_000, 512), (200, 1_000), (40, 5_000), (20_000, 10)])
+def test_broken_shards_end_a_run_when_they_are_too_many_of_the_epoch_and_not_by_where_they_come(num_shards, size):
+    allowed = num_shards // 20
+    for seed in range(2):
+        few, all_allowed, more = (
+            broken_shards_end(number, num_shards=num_shards, size=size, seed=seed, largest_shard=size)
+            for number in (1, allowed, allowed + 1)
+        )
+        assert (few, all_allowed, more) == (False, False, True)
+
+
+def test_what_is_far_too_much_ends_a_run_long_before_its_epoch_does():
+    num_samples, ended_by = 10**9, 400_000
+    assert bad_limit(ended_by, num_samples=num_samples, max_bad_fraction=0.05, largest_shard=512) < 0.15 * ended_by
+    assert bad_limit(15_000, num_samples=num_samples, max_bad_fraction=0.05, largest_shard=512) < 15_000
+
+
+def test_a_rank_passes_over_a_whole_shard_of_its_own_slots():
+    watch = SkipWatch(replace(PLAN, world_size=2, rank=0), 10**6, largest_shard=4_000)
+    for _ in range(2_000 // 8):
+        watch.see(batch(*((f"t/0.tar::{n}", "the shard cannot be read") for n in range(8))))
+
+
+def test_a_new_epoch_forgets_the_samples_of_the_one_before():
+    watch = SkipWatch(ALONE, 100)
+    watch.see(batch(("t/0.tar::old", "empty")))
+    with pytest.raises(DataError) as caught:
+        for _ in range(3):
+            watch.see(batch(*((f"t/0.tar::new{n}", "empty") for n in range(8)), epoch=1))
+    assert "::new" in str(caught.value)
+    faults = EpochFaults()
+    faults.keep("t/0.tar::old", "empty")
+    faults.begin(0)
+    assert faults.latest == []
 
 
 def end_together() -> str:
