@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from clap_zero.data.regular import read_text
 from clap_zero.errors import DataError
 
 _HASH_MARK = "sha256:"
@@ -74,9 +75,11 @@ class Blacklist:
 
 def _names(path: str) -> Iterator[str]:
     try:
-        text = Path(path).expanduser().read_text("utf-8-sig")
+        text = read_text(Path(path).expanduser(), encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        raise DataError(f"data.blacklist: {path} cannot be read: {error}") from error
+        raise DataError(
+            f"data.blacklist: {path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
     for number, line in enumerate(text.splitlines(), start=1):
         name = line.strip()
         if not name or name.startswith("#"):

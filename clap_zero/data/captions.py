@@ -12,6 +12,9 @@ import numpy as np
 
 from clap_zero.data.members import BadSampleError
 
+MAX_CAPTIONS = 1_000
+"""Captions of a sample that evaluation takes: every one goes through the model."""
+
 
 @dataclass(frozen=True)
 class CaptionRule:
@@ -42,14 +45,22 @@ class Caption:
     bare: str
 
 
-def all_captions(texts: Mapping[str, bytes], rule: CaptionRule) -> list[Caption]:
-    """All captions of a sample, in the first template: what evaluation takes.
+def all_captions(texts: Mapping[str, bytes], rule: CaptionRule, *, notes: list[str] | None = None) -> list[Caption]:
+    """All captions of a sample, in the first template: what evaluation takes. Of very many the first MAX_CAPTIONS.
+
+    Args:
+        texts: bytes by suffix.
+        rule: how captions are made.
+        notes: takes a note where some are left out.
 
     Raises:
         BadSampleError: there is none, with the reason.
     """
     frame = rule.caption_templates[0] if rule.caption_templates else None
-    return [_framed(bare, None if made_of_tags else frame) for bare, made_of_tags in _candidates(texts, rule)]
+    candidates = _candidates(texts, rule)
+    if len(candidates) > MAX_CAPTIONS and notes is not None:
+        notes.append(f"has {len(candidates)} captions, evaluation takes the first {MAX_CAPTIONS}")
+    return [_framed(bare, None if made_of_tags else frame) for bare, made_of_tags in candidates[:MAX_CAPTIONS]]
 
 
 def draw_caption(

@@ -14,6 +14,7 @@ from clap_zero.data.index import ShardIndex
 from clap_zero.data.pack_writer import INDEX_FILE, INDEX_VERSION
 from clap_zero.data.patterns import natural_sorted
 from clap_zero.data.places import is_pipe, is_remote, shown
+from clap_zero.data.regular import read_text
 from clap_zero.data.spans import SPAN_TYPE, SPANS_FILE, save_spans
 
 
@@ -100,7 +101,7 @@ class IndexFiles:
             if self._rewrite or not Path(head, SIZES_FILE).exists():
                 there = {p.name for p in Path(head).iterdir() if p.suffix == ".tar" and not p.name.startswith(".")}
             else:
-                there, counts = set(json.loads(Path(head, SIZES_FILE).read_text("utf-8"))), self._index.sizes
+                there, counts = set(json.loads(read_text(Path(head, SIZES_FILE)))), self._index.sizes
         if there - set(shards) or any(self._num_pairs[number] < 0 for number in shards.values()):
             return None
         return {name: int(counts[shards[name]]) for name in natural_sorted(shards)}

@@ -14,6 +14,7 @@ from typing import Any
 from clap_zero.data.cache import ShardCache
 from clap_zero.data.places import ReadPolicy, host, is_remote, local_path
 from clap_zero.data.prefetch import Prefetcher
+from clap_zero.data.regular import open_regular
 from clap_zero.data.remote import Remote
 from clap_zero.data.source_errors import RangeError, SourceError
 from clap_zero.data.spans import SpansError, SpansRef, SpanTables
@@ -111,7 +112,7 @@ class RemoteShards:
 
     def _open_spans(self, path: str) -> int:
         if not is_remote(path):
-            return os.open(local_path(path), os.O_RDONLY | os.O_CLOEXEC)
+            return open_regular(local_path(path))
         try:
             return self._cache.open(path)[0]
         except SourceError as error:

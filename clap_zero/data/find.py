@@ -27,6 +27,7 @@ from clap_zero.data.patterns import (
     spread,
 )
 from clap_zero.data.places import ReadPolicy, is_pipe, is_remote, join, local_path, shown
+from clap_zero.data.regular import read_text
 from clap_zero.data.spans import SPANS_FILE
 from clap_zero.data.tar import MAX_MEMBERS
 from clap_zero.errors import DataError
@@ -110,9 +111,10 @@ def read_sizes(directory: str) -> dict[str, int]:
     """
     path = Path(directory) / SIZES_FILE
     try:
-        text = path.read_text("utf-8")
+        text = read_text(path)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}; remove it to have the shards counted") from error
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"{path} cannot be read: {why}; remove it to have the shards counted") from error
     return parse_sizes(str(path), text)
 
 

@@ -12,13 +12,14 @@ ignored where it stands beside the first one, and else refused alike.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from clap_zero.data.preads import pread_all
+from clap_zero.data.regular import open_regular
 from clap_zero.data.tar import Member, TarScan, scan_descriptor
 
 AUDIO_SUFFIXES = (
@@ -88,7 +89,7 @@ def scan_shard(path: str) -> ShardContents:
     Raises:
         OSError: the file cannot be read.
     """
-    with Path(path).open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         return group_open(file.fileno())
 
 

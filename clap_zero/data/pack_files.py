@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 
 from clap_zero.audio.kinds import AudioError
+from clap_zero.data.regular import NotAFileError, open_regular
 
-_KINDS = (
-    (stat.S_ISDIR, "a directory"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 _READ_BYTES = 1 << 24
 
 
@@ -29,16 +22,13 @@ def read_file(path: str, *, max_bytes: int) -> bytes:
         AudioError: it cannot be used; the reason does not name the file.
     """
     try:
-        # Without O_NONBLOCK the opening of a named pipe waits for somebody to write into it.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_regular(path)
         try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                kind = next((name for is_kind, name in _KINDS if is_kind(found.st_mode)), "something else")
-                raise AudioError(f"not a file but {kind}")
-            return _read_all(descriptor, found.st_size, max_bytes)
+            return _read_all(descriptor, os.fstat(descriptor).st_size, max_bytes)
         finally:
             os.close(descriptor)
+    except NotAFileError as error:
+        raise AudioError(f"not a file but {error.kind}") from error
     except (FileNotFoundError, NotADirectoryError) as error:
         raise AudioError("the file is missing") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name

@@ -138,7 +138,9 @@ class ChooseCaptions:
             if self._training:
                 captions = [draw_caption(texts, rule, lambda: _generator(sample, self._plan, _CAPTION))]
             else:
-                captions = all_captions(texts, rule)
+                notes: list[str] = []
+                captions = all_captions(texts, rule, notes=notes)
+                sample["notes"] = [*sample.get("notes", ()), *(f"{sample['__key__']}: {note}" for note in notes)]
             sample["captions"] = [caption.text for caption in captions]
             sample["caption_ids"] = [caption_id(caption.bare) for caption in captions]
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from clap_zero.data.members import BadSampleError, ShardContents, group_open
 from clap_zero.data.places import ReadPolicy, is_remote, local_path, shown
 from clap_zero.data.preads import pread_all
+from clap_zero.data.regular import open_regular
 from clap_zero.data.samples import MAX_MEMBER_BYTES, RawSample, read_group, sample_in
 from clap_zero.data.source_errors import RangeError, SourceError
 from clap_zero.data.spans import SpansError, SpansRef, SpanTables
@@ -187,7 +188,7 @@ class ShardReader:
         if is_remote(shard.path):
             return self._far().part(shard.path, spans, sample_id)
         if self._tables is None:
-            self._tables = SpanTables(lambda path: os.open(local_path(path), os.O_RDONLY | os.O_CLOEXEC))
+            self._tables = SpanTables(lambda path: open_regular(local_path(path)))
         offset, length = self._tables.row(spans, sample_id)
         if not 0 < length <= MAX_MEMBER_BYTES:
             return None
@@ -241,7 +242,7 @@ class ShardReader:
                 os.close(descriptor)
             return
         if path not in self._files:
-            descriptor = os.open(local_path(path), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = open_regular(local_path(path))
             self._files[path] = descriptor, _version(descriptor)
             while len(self._files) > _OPEN_FILES:
                 os.close(self._files.popitem(last=False)[1][0])

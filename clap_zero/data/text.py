@@ -17,6 +17,9 @@ EMBEDDED_TOKENIZER = Path(__file__).resolve().parents[1] / "assets" / "roberta"
 MAX_TOKENS = 512
 """Positions that RoBERTa's table of 514 can use, `<s>` and `</s>` included."""
 PAD_ID = 1
+_FIRST_CHARACTERS, _MOST_CHARACTERS = 16_384, 65_536
+"""Characters of a caption that are looked at, and where these have too few tokens (a token of RoBERTa has up to 128
+bytes). A text of megabytes would take minutes and gigabytes, for ids of which all but the first 512 are dropped."""
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
@@ -42,6 +45,8 @@ class Tokenizer:
     def encode(self, text: str, max_tokens: int) -> list[int]:
         """Ids of one caption with `<s>` and `</s>`, at most `max_tokens` and 512; `num_truncated` counts the cut ones.
 
+        Of a very long text only the beginning is looked at, up to a space: words before it have the same tokens.
+
         Args:
             text: the caption.
             max_tokens: longest result, at least 2.
@@ -51,8 +56,12 @@ class Tokenizer:
         if limit != self._max_tokens:
             self._backend.enable_truncation(max_length=limit)
             self._max_tokens = limit
-        encoding = self._backend.encode(text)
-        self.num_truncated += bool(encoding.overflowing)
+        for most in (_FIRST_CHARACTERS, _MOST_CHARACTERS):
+            head = _beginning(text, most)
+            encoding = self._backend.encode(head)
+            if encoding.overflowing or len(head) == len(text):
+                break
+        self.num_truncated += bool(encoding.overflowing) or len(head) < len(text)
         return encoding.ids
 
     def __call__(self, texts: Sequence[str], max_tokens: int) -> tuple[Tensor, Tensor]:
@@ -81,6 +90,15 @@ def pad_ids(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         ids[number, : len(row)] = torch.tensor(row, dtype=torch.int64)
         mask[number, : len(row)] = 1
     return ids, mask
+
+
+def _beginning(text: str, most: int) -> str:
+    """At most `most` characters of a text: whole words, where the second half of them has a space."""
+    if len(text) <= most:
+        return text
+    end = text.rfind(" ", most // 2, most)
+    words = text[:end].rstrip() if end >= 0 else ""
+    return words if len(words) >= most // 2 else text[:most]
 
 
 def _load(path: Path) -> Backend:

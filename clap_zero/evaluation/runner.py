@@ -16,9 +16,12 @@ from clap_zero.checkpoint.buffers import merged_statistics
 from clap_zero.checkpoint.files import write_text_atomic
 from clap_zero.checkpoint.store import CheckpointStore, step_name
 from clap_zero.data.batch import EvalBatch
-from clap_zero.distributed.collectives import all_gather_objects, broadcast_object, rank_and_size
+from clap_zero.distributed.collectives import all_gather_objects, all_reduce_max, broadcast_object, rank_and_size
 from clap_zero.errors import CheckpointError, ClapZeroError, ConfigError
 from clap_zero.evaluation.retrieval import RECALL_AT, mean_map, retrieval_metrics
+
+_CAPTIONS_PER_CLIP = 8
+"""Captions of a batch that the model embeds at once, for each of its clips: few of the usual data sets have more."""
 
 
 @dataclass(frozen=True)
@@ -113,24 +116,42 @@ def _embed(
     for batch in batches:
         moved = batch.to(device, non_blocking=True)
         input_features, is_longer = features(moved.clips)
-        output = model(
-            input_features=input_features,
-            is_longer=is_longer,
-            input_ids=moved.input_ids,
-            attention_mask=moved.attention_mask,
-        )
+        audio_embeds, text_embeds = _forward(model, input_features, is_longer, moved)
         valid, caption_valid = batch.valid.cpu(), batch.caption_valid.cpu()
         parts.append(
             _Embeddings(
-                output.audio_embeds.float().cpu()[valid],
+                audio_embeds[valid],
                 batch.clip_ids.cpu()[valid],
-                output.text_embeds.float().cpu()[caption_valid],
+                text_embeds[caption_valid],
                 batch.caption_clip_ids.cpu()[caption_valid],
                 batch.caption_ids.cpu()[caption_valid],
                 len(batch.skipped),
             )
         )
     return _Embeddings.joined(parts) if parts else None
+
+
+def _forward(
+    model: nn.Module, input_features: Tensor, is_longer: Tensor | None, batch: EvalBatch
+) -> tuple[Tensor, Tensor]:
+    """Embeddings of the clips and of the captions of a batch, fp32 on the CPU.
+
+    Clips may have any number of captions: they go through the model in pieces, so that they do not decide how much
+    memory it takes. All ranks make equally many forward passes, because ZeRO stage 3 gathers weights in each; a rank
+    with fewer pieces repeats its last one.
+    """
+    at_once = _CAPTIONS_PER_CLIP * len(batch)
+    pieces = list(zip(batch.input_ids.split(at_once), batch.attention_mask.split(at_once), strict=True))
+    num_passes = int(all_reduce_max(torch.tensor(len(pieces), device=batch.input_ids.device)))
+    ids, mask = pieces[0]
+    output = model(input_features=input_features, is_longer=is_longer, input_ids=ids, attention_mask=mask)
+    audio, texts = output.audio_embeds.float().cpu(), [output.text_embeds.float().cpu()]
+    for number in range(1, num_passes):
+        ids, mask = pieces[min(number, len(pieces) - 1)]
+        output = model(input_ids=ids, attention_mask=mask)
+        if number < len(pieces):
+            texts.append(output.text_embeds.float().cpu())
+    return audio, torch.cat(texts)
 
 
 def _rank_all(parts: list[_Embeddings]) -> EvalResult:

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from clap_zero.data.captions import Caption, CaptionRule, all_captions, draw_caption
+from clap_zero.data.captions import MAX_CAPTIONS, Caption, CaptionRule, all_captions, draw_caption
 from clap_zero.data.members import BadSampleError
 
 TEMPLATES = ("This is {caption}.", "I hear {caption} in a {room}")
@@ -79,3 +79,12 @@ def test_equal_captions_are_equal_whatever_their_templates():
         draw_caption(texts(text="x"), rule, lambda seed=seed: np.random.default_rng(seed)) for seed in range(20)
     ]
     assert len({caption.text for caption in captions}) == 2 and {caption.bare for caption in captions} == {"x"}
+
+
+def test_evaluation_takes_the_first_of_very_many_captions():
+    many, notes = texts(text=[f"{n}" for n in range(3_000)]), []
+    captions = all_captions(many, CaptionRule(), notes=notes)
+    assert [caption.text for caption in captions] == [f"{n}" for n in range(MAX_CAPTIONS)]
+    assert notes == ["has 3000 captions, evaluation takes the first 1000"]
+    all_captions(texts(text=["a"] * MAX_CAPTIONS), CaptionRule(), notes=notes)
+    assert len(notes) == 1

@@ -3,9 +3,11 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import time
 
 import pytest
 import torch
+from tokenizers import Tokenizer as Backend
 
 from clap_zero.data.captions import caption_id, read_captions
 from clap_zero.data.members import BadSampleError
@@ -123,3 +125,23 @@ def test_half_of_a_surrogate_pair_does_not_break_the_tokenizer(tokenizer):
 def test_caption_ids_are_equal_for_equal_captions_only():
     assert caption_id("a dog") == caption_id("a dog") != caption_id("a cat")
     assert 0 <= caption_id("x") < 2**63
+
+
+def test_only_the_beginning_of_a_very_long_text_is_looked_at(tokenizer):
+    whole = EMBEDDED_TOKENIZER / "tokenizer.json"
+    backend = Backend.from_file(str(whole)) if whole.is_file() else Tokenizer()._backend
+    backend.no_truncation()
+    rng = random.Random(1)
+    words = ["dog", " barks", "  loudly", "\n", " 12", "<mask>", " naïve", " 音楽", "-" * 70, "!?", " it's", "   "]
+    texts = ["".join(rng.choices(words, k=12_000)), "ÃÂ" * 40_000, "dog" + " -" + "-" * 90_000, "=" * 40_000]
+    for text in texts:
+        assert len(text) > 16_384
+        for limit in (77, 512):
+            before = tokenizer.num_truncated
+            ids = backend.encode(text).ids
+            assert tokenizer.encode(text, limit) == [*ids[: limit - 1], ids[-1]], text[:40]
+            assert tokenizer.num_truncated == before + 1
+    begun_s = time.process_time()
+    for text in ("x" * 4_000_000, "dog barks " * 400_000, "a" + " " * 4_000_000 + "b"):
+        assert len(tokenizer.encode(text, 512)) == 512
+    assert time.process_time() - begun_s < 2
