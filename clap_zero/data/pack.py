@@ -23,7 +23,7 @@ from clap_zero.data.pack_parts import (
 )
 from clap_zero.data.pack_pool import encode_all, warm_up
 from clap_zero.data.pack_report import PackReport, SplitReport
-from clap_zero.data.pack_scratch import scratch_directory, take_place
+from clap_zero.data.pack_scratch import made_in, scratch_directory, take_place
 from clap_zero.data.pack_sidecars import from_folder
 from clap_zero.data.pack_sources import SPLIT_NAME, Columns, from_manifest
 from clap_zero.data.pack_writer import SplitWriter, encoding_json
@@ -172,7 +172,7 @@ class _Pack:
         self._listing = listing
         self._scratch = scratch
         # A part's directory is published as a whole, splits with its record.
-        self._made = scratch if options.part is None else scratch / "part"
+        self._made = made_in(scratch) if options.part is None else made_in(scratch) / "part"
         self._writers: dict[str, SplitWriter] = {}
         self._report = PackReport(
             num_rows=source.num_rows,
@@ -236,8 +236,9 @@ class _Pack:
         for writer in self._writers.values():
             if not writer.numbers.num_pairs:
                 next(iter(full.values())).take_rejected(writer)
-        for name, writer in full.items():
+        for writer in full.values():  # each of them, before the first moves: a full disk then changes nothing
             writer.close()
+        for name, writer in full.items():
             target = self._options.out / name
             take_place(writer.directory, target, self._scratch)
             report.splits[name] = writer.numbers.report(target)

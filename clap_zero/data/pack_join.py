@@ -34,8 +34,9 @@ from clap_zero.data.spans import SPAN_TYPE, SPANS_FILE
 from clap_zero.errors import DataError
 
 _LOCK_FILE = ".lock"
-_READY = ".ready"
-"""Suffix of the mark that a split is whole: from then on it only moves to its place."""
+_MADE, _READY, _OLD = "made", "ready", "old"
+"""Directories of the join, each with a name a split: what is put together, marks that it is whole (from then on it only
+moves to its place), and what it replaces. A split may have any name, so none is made of another by a suffix."""
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EINVAL)
 
 
@@ -95,13 +96,14 @@ def _join(out: Path, work: Path, overwrite: bool) -> PackReport:
         plan = _plan(records, report)
         _refuse_existing(out, work, plan, overwrite)
         shutil.rmtree(work, ignore_errors=True)  # without a plan nothing was moved into it
-        work.mkdir()
+        for directory in (_MADE, _READY, _OLD):
+            (work / directory).mkdir(parents=True)
         write_json(work / PLAN_FILE, plan)
         sync_directory(work)
     plan = json.loads((work / PLAN_FILE).read_text("utf-8"))
     _refuse_existing(out, work, plan, overwrite)
     for name in plan["splits"]:
-        if not (work / (name + _READY)).exists():
+        if not (work / _READY / name).exists():
             _build(out, work, name, plan)
     for name in plan["splits"]:
         _publish(out, work, name)
@@ -109,6 +111,7 @@ def _join(out: Path, work: Path, overwrite: bool) -> PackReport:
     report.add_part({**plan["report"], "damaged": plan["report"]["damaged"]})
     for name, split in plan["splits"].items():
         report.splits[name] = SplitNumbers.from_json(split["numbers"]).report(out / name)
+    _check_published(out, plan)
     _remove_parts(out, work)
     others = leftovers(out / PARTS_DIRECTORY)
     if others:
@@ -192,7 +195,7 @@ def _directory_name(record: PartRecord) -> str:
 def _refuse_existing(out: Path, work: Path, plan: dict[str, Any], overwrite: bool) -> None:
     for name in plan["splits"]:
         target = out / name
-        published = (work / (name + _READY)).exists() and not (work / name).exists()
+        published = (work / _READY / name).exists() and not (work / _MADE / name).exists()
         if not published and not overwrite and target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise DataError(f"{target} is there already: give --overwrite; the parts stay as they are")
 
@@ -200,7 +203,7 @@ def _refuse_existing(out: Path, work: Path, plan: dict[str, Any], overwrite: boo
 def _build(out: Path, work: Path, name: str, plan: dict[str, Any]) -> None:
     """Moves the tars of a split together and writes its indexes. What was done before is left as it is."""
     split, parts = plan["splits"][name], out / PARTS_DIRECTORY
-    made = work / name
+    made = work / _MADE / name
     made.mkdir(exist_ok=True)
     for unfinished in made.glob(".*"):
         unfinished.unlink()
@@ -216,20 +219,31 @@ def _build(out: Path, work: Path, name: str, plan: dict[str, Any]) -> None:
     spans = [np.load(parts / source / SPANS_FILE, allow_pickle=False) for source in split["parts"]]
     index_split(made, numbers, np.concatenate([np.zeros(0, SPAN_TYPE), *spans]), plan["encoding"])
     sync_directory(made)
-    (work / (name + _READY)).touch()
-    sync_directory(work)
+    (work / _READY / name).touch()
+    sync_directory(work / _READY)
 
 
 def _publish(out: Path, work: Path, name: str) -> None:
-    made, target = work / name, out / name
+    made, target = work / _MADE / name, out / name
     if not made.exists():
         return  # before the join was killed
     if target.exists():
-        old = work / f"{name}.old"
+        old = work / _OLD / name
         shutil.rmtree(old, ignore_errors=True)
         target.rename(old)
     made.rename(target)
     sync_directory(out)
+
+
+def _check_published(out: Path, plan: dict[str, Any]) -> None:
+    """The last look before the parts go.
+
+    Raises:
+        DataError: a split is not where it belongs.
+    """
+    for name in plan["splits"]:
+        if not (out / name / SIZES_FILE).is_file():
+            raise DataError(f"{out / name} is not there after the join of its parts, which stay in {PARTS_DIRECTORY}")
 
 
 def _remove_parts(out: Path, work: Path) -> None:

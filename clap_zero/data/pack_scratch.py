@@ -17,7 +17,9 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-_PREFIX, _OLD = ".packing-", ".old"
+_PREFIX = ".packing-"
+_MADE, _OLD = "made", "old"
+"""Directories in a scratch directory: what is being made, and what it replaces. A split may have any name."""
 
 
 @functools.cache
@@ -37,17 +39,23 @@ def scratch_name(pid: int) -> str:
 
 @contextlib.contextmanager
 def scratch_directory(parent: Path) -> Iterator[Path]:
-    """An empty directory in `parent` (on the same file system); afterwards it is gone, and `take_place` is undone
-    where it was left in the middle."""
+    """A directory in `parent` (on the same file system), empty but for `made` of it; afterwards it is gone, and
+    `take_place` is undone where it was left in the middle."""
     remove_leftovers(parent)
     parent.mkdir(parents=True, exist_ok=True)
     scratch = parent / scratch_name(os.getpid())
-    scratch.mkdir()
+    for directory in (_MADE, _OLD):
+        (scratch / directory).mkdir(parents=True)
     try:
         yield scratch
     finally:
         _move_back(scratch)
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def made_in(scratch: Path) -> Path:
+    """Where a pack makes what `take_place` moves later."""
+    return scratch / _MADE
 
 
 def take_place(made: Path, target: Path, scratch: Path) -> None:
@@ -58,7 +66,7 @@ def take_place(made: Path, target: Path, scratch: Path) -> None:
     """
     assert target.parent == scratch.parent
     if target.exists():
-        target.rename(scratch / f"{target.name}{_OLD}")
+        target.rename(scratch / _OLD / target.name)
     made.rename(target)
     sync_directory(target.parent)
 
@@ -90,10 +98,12 @@ def sync_directory(directory: Path) -> None:
 
 def _move_back(scratch: Path) -> None:
     """Puts back what was moved out of the way, and whose successor never came into its place."""
-    for old in scratch.glob(f"*{_OLD}"):
-        target = scratch.parent / old.name.removesuffix(_OLD)
-        if not target.exists():
-            old.rename(target)
+    for old in (scratch / _OLD).glob("*"):
+        target = scratch.parent / old.name
+        # Another pack of this machine may be putting the same back.
+        with contextlib.suppress(FileNotFoundError):
+            if not target.exists():
+                old.rename(target)
 
 
 def _is_alive(pid: int) -> bool:

@@ -17,7 +17,8 @@ from clap_zero.errors import DataError
 
 AUDIO_COLUMNS = ("audio", "file", "file_name", "filename", "path", "audio_path", "audio_filepath", "wav")
 CAPTION_COLUMNS = re.compile(r"(captions?|text|sentence|description)([ _]?\d+)?", re.IGNORECASE)
-SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+SPLIT_NAME = re.compile(r"(?!part\.json$)[A-Za-z0-9_][A-Za-z0-9_.-]*")
+"""Not that of the record of a part, beside which splits lie."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _FIELD = re.compile(r"\{(\w+)\}")
 

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from clap_zero.data import pack_writer
 from clap_zero.data.pack import pack
-from clap_zero.data.pack_scratch import scratch_name
+from clap_zero.data.pack_scratch import remove_leftovers, scratch_name
+from clap_zero.data.pack_sources import Columns
 from clap_zero.errors import DataError
 from tests.unit.data.packing import options, read_split, write_clips, write_rows
 from tests.unit.data.shard_files import audio_bytes
@@ -55,15 +57,15 @@ def test_a_split_that_was_taken_away_comes_back(tmp_path, monkeypatch, how):
     before = (tmp_path / "out" / "train" / "0.tar").read_bytes()
     if how == "killed":
         scratch = tmp_path / "out" / scratch_name(2**22 + 1)
-        scratch.mkdir()
-        (tmp_path / "out" / "train").rename(scratch / "train.old")
+        (scratch / "old").mkdir(parents=True)
+        (tmp_path / "out" / "train").rename(scratch / "old" / "train")
         with pytest.raises(DataError, match="there already"):
             pack(options(tmp_path, manifest=manifest))
     else:
         original = Path.rename
 
         def rename(self, target):
-            if Path(target).name == "train":
+            if Path(target) == tmp_path / "out" / "train":
                 monkeypatch.undo()
                 raise OSError(28, "No space left on device")
             return original(self, target)
@@ -73,6 +75,59 @@ def test_a_split_that_was_taken_away_comes_back(tmp_path, monkeypatch, how):
             pack(options(tmp_path, manifest=manifest, overwrite=True))
     assert (tmp_path / "out" / "train" / "0.tar").read_bytes() == before
     assert not list((tmp_path / "out").glob(".packing-*"))
+
+
+@pytest.mark.parametrize("failing", ["close", "move"])
+def test_no_name_of_a_split_makes_a_half_made_one_appear(tmp_path, monkeypatch, failing):
+    write_clips(tmp_path, ["a.wav", "b.wav", "c.wav"])
+    names = {"a.wav": "x", "b.wav": "train.old", "c.wav": "train.ready"}
+    manifest = write_rows(tmp_path / "m.csv", [{"file": f, "caption": "x", "split": s} for f, s in names.items()])
+    split = {"columns": Columns(split="split")}
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    if failing == "close":
+        monkeypatch.setattr(pack_writer, "index_split", full)
+    else:
+        monkeypatch.setattr("clap_zero.data.pack.take_place", full)
+    with pytest.raises(DataError, match="No space"):
+        pack(options(tmp_path, manifest=manifest, **split))
+    assert list((tmp_path / "out").iterdir()) == []
+    monkeypatch.undo()
+    report = pack(options(tmp_path, manifest=manifest, **split))
+    assert list(report.splits) == sorted(report.splits, key=list(names.values()).index) == list(names.values())
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["train.old", "train.ready", "x"]
+
+
+def test_a_disk_that_fills_at_the_second_split_leaves_the_first_as_it_was(tmp_path, monkeypatch):
+    write_clips(tmp_path, ["a.wav", "b.wav"])
+    rows = [{"file": "a.wav", "caption": "x", "split": "one"}, {"file": "b.wav", "caption": "x", "split": "two"}]
+    original = pack_writer.index_split
+
+    def full(directory, *args):
+        if directory.name == "two":
+            raise OSError(28, "No space left on device")
+        original(directory, *args)
+
+    monkeypatch.setattr(pack_writer, "index_split", full)
+    with pytest.raises(DataError, match="No space"):
+        pack(options(tmp_path, manifest=write_rows(tmp_path / "m.csv", rows), columns=Columns(split="split")))
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_two_packs_remove_the_same_leftover(tmp_path, monkeypatch):
+    scratch = tmp_path / scratch_name(2**22 + 1)
+    (scratch / "old" / "train").mkdir(parents=True)
+    original = Path.rename
+
+    def second(self, target):
+        original(self, target)
+        return original(self, target)  # the other pack was faster
+
+    monkeypatch.setattr(Path, "rename", second)
+    remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["train"]
 
 
 def test_a_full_split_is_not_touched_without_overwrite(tmp_path):
@@ -106,7 +161,7 @@ def test_a_killed_pack_leaves_nothing_half_made_and_the_next_one_cleans_up(tmp_p
     )
     env = {**os.environ, "PYTHONPATH": str(Path.cwd())}
     process = subprocess.Popen([sys.executable, "-c", code], env=env, stderr=subprocess.DEVNULL)
-    while not list((tmp_path / "out").glob(".packing-*/train/2.tar")):
+    while not list((tmp_path / "out").glob(".packing-*/made/train/2.tar")):
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)

@@ -295,7 +295,9 @@ def test_a_join_killed_at_any_step_is_finished_by_the_same_command(three_parts, 
         shutil.copytree(old, out)
         killed = join_in_a_child(out, die_at)
         if killed:
-            assert (out / "train").exists() or (out / ".parts" / "join" / "train.old").exists(), "the old split is lost"
+            assert (out / "train").exists() or (out / ".parts" / "join" / "old" / "train").exists(), (
+                "the old split is lost"
+            )
             if (out / ".parts" / "join").exists() or any((out / ".parts").glob("*-of-3")):
                 join(out, overwrite=True)
             else:  # all was done but the removal of what is empty
