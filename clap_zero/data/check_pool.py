@@ -111,17 +111,23 @@ class _Pool:
         ours, theirs = context.Pipe()
         place = context.RawValue("q", OPENING)
         process = context.Process(target=self._target, args=(theirs, place), name="check", daemon=True)
-        with starting_workers():
-            process.start()
+        try:
+            with starting_workers():
+                process.start()
+        except KeyboardInterrupt:  # as a rule held back until it had started
+            if process.pid is not None:
+                process.kill()
+            raise
         theirs.close()  # so that the end of the process is the end of the pipe
-        ours.send(task)
+        with contextlib.suppress(ConnectionError):  # one that died already is found at the next look at its pipe
+            ours.send(task)
         return _Worker(process, ours, place, task, reached=task.first, heard_s=time.monotonic())
 
     def _listen(self, worker: _Worker) -> Iterator[tuple[Task, Message]]:
         assert worker.task is not None
         try:
             messages: list[Message] = worker.connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # the latter where it died in the middle of a message
             yield from self._bury(worker)
             return
         worker.heard_s = time.monotonic()
@@ -141,7 +147,7 @@ class _Pool:
         worker.reached = 0 if worker.task is None else worker.task.first
         worker.place.value = OPENING
         # A process that died meanwhile is found at the next look at its pipe.
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(ConnectionError):
             worker.connection.send(worker.task)
         if worker.task is None:
             worker.process.join()

@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from multiprocessing.context import ForkServerContext
 
-import torch
+from clap_zero.errors import DataError
+
+_HELD_BACK = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP}
 
 
 def forkserver_context(*preload: str) -> ForkServerContext:
@@ -32,19 +34,26 @@ def forkserver_context(*preload: str) -> ForkServerContext:
 
 @contextlib.contextmanager
 def starting_workers() -> Iterator[None]:
-    """Hides `__main__` and blocks the signals that stop a run while the fork server and its workers start.
+    """Hides `__main__` and holds back the signals that stop a run while the fork server and its workers start.
 
     They would import the main module again, with all that it imports. And launchers send SIGTERM to the whole tree of
     processes to end a job: the parent finishes its step first and still needs its workers, which inherit the blocked
-    signal and go when the parent goes.
+    signal and go when the parent goes. Ctrl-C goes to all of them, too: the fork server would print a traceback.
+
+    Raises:
+        DataError: the fork server or a worker died meanwhile.
     """
     multiprocessing.util.get_temp_dir()  # now: workers then use it, too, instead of making one each
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     resource_tracker.ensure_running()  # now: starting it later would unblock the signal
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
     try:
         yield
+    except (EOFError, ConnectionError) as error:  # what multiprocessing meets at the end of a broken pipe
+        raise DataError(
+            "the processes that read data did not start, their server died: was it killed, or is memory full?"
+        ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         sys.modules["__main__"] = main
@@ -64,6 +73,8 @@ def init_worker(parent_pid: int, worker: int = 0) -> None:
         parent_pid: the process that the worker works for; its real parent is the fork server.
         worker: number of the worker, as torch passes it.
     """
+    import torch  # takes seconds, and a parent of workers needs none of it
+
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_leave_with, args=(parent_pid,), name=f"watch-{parent_pid}", daemon=True).start()
