@@ -13,7 +13,7 @@ from clap_zero.audio.decode import AudioError, load_clip
 from clap_zero.audio.features import ClapFeatures
 from clap_zero.audio.logmel import encode_logmel, to_pcm16
 from clap_zero.data.members import BadSampleError
-from clap_zero.data.pack_encoding import SAMPLE_RATE_HZ, Encoded, Encoding, Truncation
+from clap_zero.data.pack_encoding import SAMPLE_RATE_HZ, Encoded, Encoding, Truncation, unexpected
 from clap_zero.data.pack_files import read_file
 from clap_zero.data.pack_items import Item
 from clap_zero.data.pack_sidecars import read_sidecars
@@ -31,6 +31,8 @@ def encode(item: Item, encoding: Encoding) -> Encoded:
         return _encode(item, encoding)
     except (AudioError, BadSampleError) as error:
         return Encoded(item.without_bytes(), reason=str(error))
+    except Exception as error:  # noqa: BLE001  one clip of millions: the parent counts these
+        return unexpected(item, error)
 
 
 def _encode(item: Item, encoding: Encoding) -> Encoded:

@@ -46,6 +46,7 @@ class Encoded:
         silent: all its samples are zero.
         note: what is damaged in a file whose readable part is kept.
         shared_bytes: length of what lies in shared memory and will be `data`.
+        unexpected: it was rejected for an error that nobody foresaw.
     """
 
     item: Item
@@ -56,3 +57,11 @@ class Encoded:
     silent: bool = False
     note: str | None = None
     shared_bytes: int = 0
+    unexpected: bool = False
+
+
+def unexpected(item: Item, error: BaseException) -> Encoded:
+    """What becomes of an item at an error that is no known fault of a file."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    kind = type(error).__name__
+    return Encoded(item.without_bytes(), reason=f"{kind}: {text}" if text else kind, unexpected=True)

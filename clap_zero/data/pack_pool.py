@@ -7,26 +7,27 @@ handed out ahead, as long as what lies in memory for it stays bounded.
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing import forkserver
 
-from clap_zero.data.pack_encoding import Encoded, Encoding
+from clap_zero.data.pack_encoding import Encoded, Encoding, unexpected
 from clap_zero.data.pack_items import Item
 from clap_zero.data.pack_shared import Slot, Slots
-from clap_zero.data.processes import forkserver_context, init_worker, starting_workers
+from clap_zero.data.pack_workers import WORKER_MODULE, Workers
+from clap_zero.data.processes import forkserver_context, starting_workers
 from clap_zero.errors import DataError
 
-_WORKER_MODULE = "clap_zero.data.pack_audio"
 _AHEAD = 32
 """Items for each worker."""
 _AHEAD_BYTES = 1 << 29
 _MAX_DEATHS = 20
+_MAX_UNEXPECTED, _MAX_UNEXPECTED_FRACTION = 20, 0.001
+"""More errors that nobody foresaw than both of these mean that something other than the clips is wrong."""
 
 
 def encode_all(items: Iterable[Item], encoding: Encoding, *, workers: int) -> Iterator[Encoded]:
@@ -40,8 +41,20 @@ def encode_all(items: Iterable[Item], encoding: Encoding, *, workers: int) -> It
         workers: processes; 0 or 1 works in this one.
 
     Raises:
-        DataError: workers die again and again.
+        DataError: workers die again and again, or clip after clip fails for reasons that nobody foresaw.
     """
+    num_unexpected = 0
+    for number, result in enumerate(_encode_all(items, encoding, workers), start=1):
+        num_unexpected += result.unexpected
+        if result.unexpected and num_unexpected > max(_MAX_UNEXPECTED, _MAX_UNEXPECTED_FRACTION * number):
+            raise DataError(
+                f"{num_unexpected} of {number} clips failed in ways that are hardly theirs, the latest "
+                f"{result.item.name}: {result.reason}"
+            )
+        yield result
+
+
+def _encode_all(items: Iterable[Item], encoding: Encoding, workers: int) -> Iterator[Encoded]:
     if workers <= 1:
         from clap_zero.data.pack_audio import encode  # heavy, and of no use to a parent of workers
 
@@ -61,56 +74,55 @@ def encode_all(items: Iterable[Item], encoding: Encoding, *, workers: int) -> It
 
 def warm_up() -> None:
     """Has the workers' imports begin while the parent still lists the source."""
-    forkserver_context(_WORKER_MODULE)
+    forkserver_context(WORKER_MODULE)
     with starting_workers():
         forkserver.ensure_running()
 
 
 @dataclass
 class _Task:
-    """An item that is handed out, and what lies in memory for it: its file, then what is stored of it."""
+    """An item, and what lies in memory for it: its file, then what is stored of it.
+
+    Attributes:
+        future: None while it is not handed out.
+        suspect: it was under way when a worker died.
+        in_company: it was tried beside other suspects, and its worker died again: of it, or of what all take of memory.
+    """
 
     item: Item
-    future: Future[Encoded] = field(default_factory=Future)
+    future: Future[Encoded] | None = None
     slot: Slot | None = None
     size_bytes: int = 0
     taken: bool = False
+    suspect: bool = False
+    in_company: bool = False
 
 
 class _Pool:
-    """Workers, and the items that they work on."""
+    """Workers, and the items that they work on. There are no workers while it is found out which item kills them."""
 
-    def __init__(self, encoding: Encoding, workers: int) -> None:
+    def __init__(self, encoding: Encoding, number: int) -> None:
         self._encoding = encoding
-        self._workers = workers
-        self._executor = self._start(workers)
+        self._number = number
+        self._workers: Workers | None = Workers(number)
         self._deaths = 0
         self._held_bytes = 0
         self._counting = threading.Lock()
-        self._slots = Slots(_AHEAD * workers)
+        self._slots = Slots(_AHEAD * number)
         self.pending: deque[_Task] = deque()
 
-    @staticmethod
-    def _start(workers: int) -> ProcessPoolExecutor:
-        context = forkserver_context(_WORKER_MODULE)
-        return ProcessPoolExecutor(workers, mp_context=context, initializer=init_worker, initargs=(os.getpid(),))
-
     def submit(self, item: Item) -> None:
-        """Hands out an item."""
+        """Hands out an item, at once or when there are workers again."""
         task = _Task(item, slot=self._slots.take())
         self.pending.append(task)
         self._count(task, len(item.audio or b""))
-        task.future = self._send(self._executor, task)
-        task.future.add_done_callback(functools.partial(self._finished, task))
+        if self._workers is not None:
+            self._send(self._workers, task)
 
-    def _send(self, executor: ProcessPoolExecutor, task: _Task) -> Future[Encoded]:
-        with starting_workers():
-            try:
-                return executor.submit(_work, task.item, self._encoding, task.slot)
-            except BrokenProcessPool as error:  # noticed between two items: as if this one had been under way
-                future: Future[Encoded] = Future()
-                future.set_exception(error)
-                return future
+    def _send(self, workers: Workers, task: _Task) -> Future[Encoded]:
+        task.future = workers.submit(_work, task.item, self._encoding, task.slot)
+        task.future.add_done_callback(functools.partial(self._finished, task))
+        return task.future
 
     def _finished(self, task: _Task, future: Future[Encoded]) -> None:
         if _is_done(future):
@@ -125,15 +137,11 @@ class _Pool:
 
     def is_full(self) -> bool:
         """Whether results have to be taken before more is handed out."""
-        return len(self.pending) >= _AHEAD * self._workers or (bool(self.pending) and self._held_bytes > _AHEAD_BYTES)
+        return len(self.pending) >= _AHEAD * self._number or (bool(self.pending) and self._held_bytes > _AHEAD_BYTES)
 
     def take(self) -> Iterator[Encoded]:
         """Yields the result of the first item that is handed out and not taken."""
-        try:
-            result = self.pending[0].future.result()
-        except BrokenProcessPool:
-            self._find_the_deadly()
-            result = self.pending[0].future.result()
+        result = self._first()
         task = self.pending.popleft()
         self._count(task, 0)
         task.taken = True
@@ -142,26 +150,56 @@ class _Pool:
         yield result
         self._slots.give_back(task.slot)
 
-    def _find_the_deadly(self) -> None:
-        """Encodes the items that were under way when a worker died one by one, and the rest with new workers."""
-        self._stop()
-        lost = [task for task in self.pending if not _is_done(task.future)]
-        # A worker has one item, and the executor keeps another one ready.
-        for task in lost[: 2 * self._workers + 1]:
-            task.future = self._alone(task)
-        self._executor = self._start(self._workers)
-        for task in lost[2 * self._workers + 1 :]:
-            task.future = self._send(self._executor, task)
+    def _first(self) -> Encoded:
+        """Waits for the result of the first item, and does what has to be done for it when workers die."""
+        while True:
+            task = self.pending[0]
+            if task.suspect:
+                self._try_suspects()
+            elif task.future is None:
+                self._start_again()
+            else:
+                if self._workers is not None:
+                    self._workers.wait_for(task.future)
+                error = task.future.exception()
+                if error is None:
+                    return task.future.result()
+                if not isinstance(error, BrokenProcessPool):  # the item could not travel
+                    return unexpected(task.item, error)
+                self._suspect()
 
-    def _alone(self, task: _Task) -> Future[Encoded]:
-        executor = self._start(1)
+    def _suspect(self) -> None:
+        """Takes back what is not done; one of the items that were under way has killed its worker."""
+        self._stop()
+        lost = [task for task in self.pending if task.future is None or not _is_done(task.future)]
+        for task in lost:
+            task.future = None
+        # A worker has one item, and the executor keeps another one ready.
+        for task in lost[: 2 * self._number + 1]:
+            task.suspect = True
+
+    def _try_suspects(self) -> None:
+        """Encodes the first suspects, each in a process of its own; the first one alone where memory may be short."""
+        suspects = [task for task in self.pending if task.suspect]
+        alone = suspects[0].in_company or self._held_bytes > _AHEAD_BYTES
+        batch = suspects[:1] if alone else [task for task in suspects if not task.in_company][: self._number]
+        workers = [Workers(1) for _ in batch]
         try:
-            future = self._send(executor, task)
-            future.exception()  # waits
+            futures = [self._send(own, task) for own, task in zip(workers, batch, strict=True)]
+            for own, future in zip(workers, futures, strict=True):
+                own.wait_for(future)
         finally:
-            executor.shutdown(wait=True)
-        if not isinstance(future.exception(), BrokenProcessPool):
-            return future
+            for own in workers:
+                own.stop()
+        for task, future in zip(batch, futures, strict=True):
+            if not isinstance(future.exception(), BrokenProcessPool):
+                task.suspect = False
+            elif len(batch) > 1:
+                task.future, task.in_company = None, True
+            else:
+                task.future, task.suspect = self._rejected(task), False
+
+    def _rejected(self, task: _Task) -> Future[Encoded]:
         self._deaths += 1
         if self._deaths > _MAX_DEATHS:
             raise DataError(
@@ -172,13 +210,22 @@ class _Pool:
         rejected.set_result(Encoded(task.item.without_bytes(), reason="the process that decoded it died"))
         return rejected
 
+    def _start_again(self) -> None:
+        self._stop()
+        self._workers = Workers(self._number)
+        for task in self.pending:
+            if task.future is None and not task.suspect:
+                self._send(self._workers, task)
+
     def close(self) -> None:
         """Ends the workers, and lets go of the memory."""
         self._stop()
         self._slots.close()
 
     def _stop(self) -> None:
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        if self._workers is not None:
+            self._workers.stop()
+            self._workers = None
 
 
 def _work(item: Item, encoding: Encoding, slot: Slot | None) -> Encoded:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +20,8 @@ CAPTION_COLUMNS = re.compile(r"(captions?|text|sentence|description)([ _]?\d+)?"
 SPLIT_NAME = re.compile(r"(?!part\.json$)[A-Za-z0-9_][A-Za-z0-9_.-]*")
 """Not that of the record of a part, beside which splits lie."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_NOTHING = object()
+_MAX_DEPTH = 100
 _FIELD = re.compile(r"\{(\w+)\}")
 
 
@@ -96,9 +98,13 @@ def _merge(items: dict[str, Item], item: Item, number: int) -> bool:
         items[apart] = replace(item, reason=f"the file is in split {known.split!r} already")
     else:
         captions = tuple(dict.fromkeys(known.captions + item.captions))
-        if captions == known.captions:
+        tags = tuple(dict.fromkeys(known.tags + item.tags))
+        says = {name: value for name, value in item.original.items() if value not in (None, "")}
+        has = {name: value for name, value in known.original.items() if value not in (None, "")}
+        if (captions, tags) == (known.captions, known.tags) and all(has.get(k, _NOTHING) == says[k] for k in says):
             return True
-        items[item.path] = replace(known, captions=captions)
+        original = {**item.original, **known.original, **says, **has}  # the first row that says something is right
+        items[item.path] = replace(known, captions=captions, tags=tags, original=original)
     return False
 
 
@@ -130,6 +136,8 @@ def resolve_columns(columns: Columns, present: Sequence[str], place: str) -> Col
 def row_to_item(row: Mapping[str, object], columns: Columns, *, where: str) -> Item:
     """One row as an item without its audio; what is wrong with it is its `reason`."""
     split, name = place_of_row(row, columns, where=where)
+    if any(_is_deep(value) for value in row.values()):
+        return Item(split, name, reason=f"{where}: nested too deeply")
     used = {columns.audio, columns.split, *columns.captions, *TAG_COLUMNS}
     original = {str(key): plain(value) for key, value in row.items() if key not in used and _is_plain(value)}
     item = Item(split, name, tags=read_tags(row), original=original)
@@ -177,6 +185,20 @@ def _fill(template: str, row: Mapping[str, object]) -> str:
     if not all(values.values()):
         return ""
     return _FIELD.sub(lambda match: values[match.group(1)].replace("_", " "), template)
+
+
+def _is_deep(value: object) -> bool:
+    """Whether a value is nested more deeply than can be passed on and written as JSON wherever it is."""
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [inner for outer in level if isinstance(outer, list | dict) for inner in _inside(outer)]
+        if not level:
+            return False
+    return True
+
+
+def _inside(outer: list[object] | dict[object, object]) -> Iterable[object]:
+    return outer.values() if isinstance(outer, dict) else outer
 
 
 def _is_plain(value: object) -> bool:
