@@ -5,6 +5,7 @@ Light at import: nothing that takes time comes before the process above this one
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from clap_zero.errors import EXIT_STOPPED, ClapZeroError, ConfigError, LaunchError, first_line
+from clap_zero.training.say import say
 
 if TYPE_CHECKING:
     from clap_zero.hooks.watchdog import Watchdog
@@ -42,8 +44,9 @@ def run_and_exit(argv: list[str] | None = None) -> None:
         # The boundary of the process: whatever it is, it is shown, and the process must end.
         code = _report(error)
     report_exit_code(code)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a full disk or a closed pipe changes no exit code
+            stream.flush()
     remove_leftovers()
     # Not sys.exit: what libraries do at exit (waiting for uploads or for a dead peer) must not keep a rank alive.
     os._exit(code)
@@ -107,15 +110,15 @@ def _report(error: Exception) -> int:
     if isinstance(error, ClapZeroError):
         # A wrong configuration is the same for all ranks of a host.
         if not (error.reported_elsewhere or (isinstance(error, ConfigError) and not speaks_for_host())):
-            print(f"{prefix}{error}", file=sys.stderr, flush=True)
+            say(f"{prefix}{error}", file=sys.stderr)
         return error.exit_code
     if _is_lost_contact(error):
         reason = first_line(error)[:200]
         text = f"{prefix}lost contact with the other ranks ({reason}); another rank's message has the cause"
-        print(text, file=sys.stderr, flush=True)
+        say(text, file=sys.stderr)
         time.sleep(YIELD_TO_CAUSE_S)
         return LaunchError.exit_code
-    traceback.print_exception(error)
+    say("".join(traceback.format_exception(error)), file=sys.stderr)
     return 1
 
 

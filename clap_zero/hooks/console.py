@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections import deque
@@ -13,6 +14,7 @@ from tqdm import tqdm
 from clap_zero.data.stopwatch import STAGES, describe_wait
 from clap_zero.training.hooks import Hook
 from clap_zero.training.loop import Trainer
+from clap_zero.training.say import say
 from clap_zero.training.step import StepResult
 
 _WAIT_SHARE = 0.1
@@ -49,10 +51,7 @@ class ConsoleHook(Hook):
         if self._first_loss is None:
             self._first_loss = result.loss
         if self._bar is not None:
-            self._bar.set_postfix_str(
-                f"loss {result.loss:.4f}, {result.samples_per_second:.0f} pairs/s, lr {result.learning_rate:.2e}"
-            )
-            self._bar.update(result.step - self._bar.n)
+            self._show(self._bar, result)
         elif result.step % self._every_steps == 0 or result.step in (1, trainer.plan.max_steps):
             self._print_line(trainer, result)
         self._watch_waiting(result)
@@ -73,7 +72,19 @@ class ConsoleHook(Hook):
 
     def on_close(self, trainer: Trainer) -> None:
         if self._bar is not None:
-            self._bar.close()
+            with contextlib.suppress(OSError, ValueError):
+                self._bar.close()
+            self._bar = None
+
+    def _show(self, bar: tqdm, result: StepResult) -> None:
+        """Move the bar; one whose terminal is gone is shown no more, and the run goes on."""
+        try:
+            bar.set_postfix_str(
+                f"loss {result.loss:.4f}, {result.samples_per_second:.0f} pairs/s, lr {result.learning_rate:.2e}"
+            )
+            bar.update(result.step - bar.n)
+        except (OSError, ValueError):
+            bar.disable = True
             self._bar = None
 
     def _watch_waiting(self, result: StepResult) -> None:
@@ -100,10 +111,11 @@ class ConsoleHook(Hook):
 
     def say(self, text: str) -> None:
         """Show a line; a progress bar stays below it."""
-        if self._bar is not None:
-            self._bar.write(text)
-        else:
-            print(text, flush=True)
+        if self._bar is None:
+            say(text)
+            return
+        with contextlib.suppress(OSError, ValueError), self._bar.external_write_mode():
+            say(text)
 
 
 def _duration(seconds: float) -> str:

@@ -10,6 +10,7 @@ from clap_zero.distributed import collectives
 from clap_zero.hooks.jsonl import LineFile, MetricsHook
 from clap_zero.training.hooks import Hook
 from clap_zero.training.loop import Trainer
+from clap_zero.training.say import say
 from clap_zero.training.step import StepResult
 
 
@@ -27,7 +28,7 @@ class DataHook(Hook):
         attempt: int,
         set_names: Sequence[str],
         metrics: MetricsHook | None,
-        say: Callable[[str], None] = print,
+        say: Callable[[str], None] = say,
     ) -> None:
         """Args:
         directory: RUN/skipped; made with the first skipped sample.
@@ -73,7 +74,7 @@ class DataHook(Hook):
                 self._lines = LineFile(self._path)
             except OSError as error:
                 self._gave_up = True
-                print(f"clap_zero: warning: {self._path} cannot be written ({error.strerror}); training goes on")
+                say(f"clap_zero: warning: {self._path} cannot be written ({error.strerror}); training goes on")
         if self._lines is not None:
             self._lines.append({**line, "attempt": self._attempt})
 

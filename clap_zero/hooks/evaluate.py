@@ -12,6 +12,7 @@ from clap_zero.errors import CheckpointError, DataError
 from clap_zero.evaluation.runner import EvalResult, evaluate, mark_best, write_result
 from clap_zero.training.hooks import Hook
 from clap_zero.training.loop import Trainer
+from clap_zero.training.say import say
 from clap_zero.training.step import StepResult
 
 
@@ -64,7 +65,7 @@ class EvaluateHook(Hook):
                 write_result(trainer.run_dir, trainer.state.step, result)
                 mark_best(trainer.run_dir)
             except (OSError, CheckpointError) as error:
-                print(f"clap_zero: warning: the evaluation is not on record: {error}; training goes on", flush=True)
+                say(f"clap_zero: warning: the evaluation is not on record: {error}; training goes on")
         counts = {"num_clips": result.num_clips, "num_captions": result.num_captions}
         trainer.fire("on_evaluate", result.metrics | counts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import IO, Any
 
@@ -10,6 +11,7 @@ from clap_zero.errors import LaunchError
 from clap_zero.training.hooks import Hook
 from clap_zero.training.loop import Trainer
 from clap_zero.training.metrics import step_line
+from clap_zero.training.say import say
 from clap_zero.training.step import StepResult
 
 
@@ -78,7 +80,7 @@ class KeysHook(Hook):
 
 
 class LineFile:
-    """A JSON-lines file to append to. A full disk costs lines, never the run."""
+    """A JSON-lines file to append to. A full disk costs lines, never the run; nor does a figure that is not finite."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -90,20 +92,30 @@ class LineFile:
         """Write a line, or what the disk takes of it; the next line then begins with a line break."""
         if self._file is None:
             return
-        text = json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
-        data = ("\n" * self._torn + text).encode()
+        # ASCII only: a key can hold bytes that are no UTF-8.
+        text = json.dumps(_finite(line), ensure_ascii=True, allow_nan=False) + "\n"
+        data = ("\n" * self._torn + text).encode("ascii")
         try:
             self._torn = self._file.write(data) != len(data)
         except OSError as error:
             self._torn = True
             if not self._warned:
                 self._warned = True
-                print(f"clap_zero: warning: {self._path} cannot be written ({error.strerror}); training goes on")
+                say(f"clap_zero: warning: {self._path} cannot be written ({error.strerror}); training goes on")
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _finite(value: Any) -> Any:
+    """The value with None for what JSON has no number for: NaN and the infinities."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _ends_with_newline(path: Path) -> bool:

@@ -12,6 +12,7 @@ from clap_zero.errors import first_line
 from clap_zero.training.hooks import Hook
 from clap_zero.training.loop import Trainer
 from clap_zero.training.metrics import step_line
+from clap_zero.training.say import say
 from clap_zero.training.step import StepResult
 
 CLOSE_TIMEOUT_S = 30.0
@@ -106,7 +107,7 @@ class WandbHook(Hook):
         )
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
-        print(f"W&B {mode}: {run.dir if mode == 'offline' else run.url}", flush=True)
+        say(f"W&B {mode}: {run.dir if mode == 'offline' else run.url}")
         while (line := self._queue.get()) is not None:
             run.log(line)
         run.finish()
@@ -131,4 +132,4 @@ class WandbHook(Hook):
 
 
 def _warn(text: str) -> None:
-    print(f"clap_zero: warning: W&B: {text}", flush=True)
+    say(f"clap_zero: warning: W&B: {text}")

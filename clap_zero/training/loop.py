@@ -14,6 +14,7 @@ from clap_zero.data.partition import DataPosition, advance
 from clap_zero.distributed.world import World
 from clap_zero.training.engine import Engine
 from clap_zero.training.hooks import Hook
+from clap_zero.training.say import say
 from clap_zero.training.step import Stepper
 
 
@@ -112,7 +113,7 @@ class Trainer:
                 close()
             except Exception as error:  # noqa: BLE001
                 # One that fails must not keep the others open, nor hide the error that ended the run.
-                print(f"clap_zero: warning: closing failed: {type(error).__name__}: {error}", flush=True)
+                say(f"clap_zero: warning: closing failed: {type(error).__name__}: {error}")
 
     def fire(self, moment: str, *args: Any) -> None:
         """Tell all hooks of a moment, in order."""

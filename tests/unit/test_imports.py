@@ -19,7 +19,7 @@ LAYERS = (
     ("audio",),
     ("model", "data", "objective"),
     ("evaluation", "checkpoint", "inference"),
-    ("training.engine", "training.schedule", "training.seeding", "training.metrics"),
+    ("training.engine", "training.schedule", "training.say", "training.seeding", "training.metrics"),
     ("training.step",),
     ("training.loop", "training.hooks", "training.run_directory"),
     ("hooks",),

@@ -48,3 +48,11 @@ def test_a_full_disk_costs_lines_and_not_the_run(tmp_path: Path, capsys) -> None
     lines.close()
     assert capsys.readouterr().out.count("No space left on device") == 1
     assert [json.loads(line) for line in path.read_text().split("\n") if line] == [{"step": 3}, {"step": 4}]
+
+
+def test_keys_that_are_no_utf8_and_figures_that_are_not_finite_can_be_written(tmp_path: Path) -> None:
+    lines = LineFile(tmp_path / "keys.jsonl")
+    lines.append({"keys": ["train/0.tar::a\udcff"], "loss": float("nan"), "eval": {"R@1": [float("inf"), 0.5]}})
+    lines.close()
+    (line,) = (tmp_path / "keys.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"keys": ["train/0.tar::a\udcff"], "loss": None, "eval": {"R@1": [None, 0.5]}}
