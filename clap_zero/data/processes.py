@@ -60,7 +60,16 @@ def starting_workers() -> Iterator[None]:
 
 
 def remove_leftovers() -> None:
-    """Removes the directory of the fork server's sockets; for a process that ends without Python's own clean-up."""
+    """Gives back what multiprocessing holds, for a process that ends without Python's own clean-up.
+
+    That is the directory of the fork server's sockets, and semaphores, which the traceback of an error keeps: they
+    would be called leaked at the end.
+    """
+    multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]
+    _remove_directory()
+
+
+def _remove_directory() -> None:
     path = getattr(multiprocessing.current_process(), "_config", {}).get("tempdir")
     if path is not None:
         shutil.rmtree(path, ignore_errors=True)
@@ -90,5 +99,5 @@ def _leave_with(parent_pid: int) -> None:
         return  # not Linux: the slower watch of torch has to do
     # A pidfd becomes readable when its process ends.
     multiprocessing.connection.wait([handle])
-    remove_leftovers()  # the parent's: it was killed, or did not look
+    _remove_directory()  # the parent's: it was killed, or did not look
     os._exit(1)

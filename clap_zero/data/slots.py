@@ -9,8 +9,8 @@ clip that fills in is marked invalid, so nothing is counted twice.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -27,12 +27,15 @@ from clap_zero.data.places import is_remote, shown
 from clap_zero.data.prefetch import MAX_PENDING
 from clap_zero.data.schedule import Work, eval_schedule, train_schedule
 from clap_zero.data.shards import Shard, ShardReader
-from clap_zero.data.skips import BLACKLISTED
+from clap_zero.data.skips import BLACKLISTED, reason_kind
 from clap_zero.data.stopwatch import Stopwatch
 from clap_zero.errors import DataError, first_line
 
 MAX_ATTEMPTS = 64
-"""Samples that are tried for one slot before the data is called unusable."""
+"""Unusable samples that are tried for one slot before the data is called unusable."""
+MAX_LISTED = 4_096
+"""Blacklisted samples that are passed over for one slot, too, before the blacklist is called too long."""
+_LOST = "the shard cannot be had"
 LOOK_AHEAD = MAX_PENDING
 """Slots whose remote samples are asked for before they are read: no more than are kept."""
 _ORDERS_KEPT = 2
@@ -74,16 +77,44 @@ class SlotSource:
         Raises:
             DataError: too many samples in a row were bad for this slot.
         """
-        attempt = sample["attempt"] + 1
-        faults = (*sample["faults"], sample["fault"])
-        if attempt >= MAX_ATTEMPTS:
-            reasons = "; ".join(f"{reason} ({number})" for reason, number in Counter(faults).most_common(3))
-            raise DataError(
-                f"0 usable of {attempt} samples tried in a row, the last is {sample['__key__']}: {reasons}; "
-                f"suffixes seen: {describe_suffixes(self.reader.suffixes())}"
-            )
+        attempt, faults = sample["attempt"] + 1, sample["faults"]
+        if sample["fault"] != BLACKLISTED:
+            faults = (*faults, sample["fault"])
+        if len(faults) >= MAX_ATTEMPTS or attempt - len(faults) >= MAX_LISTED:
+            raise DataError(self._nothing_usable(attempt, faults, sample["__key__"]))
         kept = {name: sample[name] for name in ("work", "slot", "position", "valid")}
         self._again.append({**kept, "attempt": attempt, "faults": faults})
+
+    def _nothing_usable(self, attempt: int, faults: Sequence[str], key: str) -> str:
+        """Why no sample was found for a slot.
+
+        Args:
+            attempt: samples that were tried.
+            faults: reasons of the unusable ones; the others are blacklisted.
+            key: of the last of them.
+        """
+        named, files = attempt - len(faults), ", ".join(self._plan.blacklist) or "the blacklist"
+        if named >= MAX_LISTED:
+            return (
+                f"data.blacklist names {named} of {attempt} samples tried in a row, the last is {key}: is {files} the "
+                "list of all samples instead of those to leave out? Take the file out of data.blacklist, or shorten it"
+            )
+        by_kind: dict[str, list[str]] = {}
+        for fault in faults:
+            by_kind.setdefault(reason_kind(fault), []).append(fault)
+        common = sorted(by_kind.values(), key=len, reverse=True)[:3]
+        parts = [
+            f"0 usable of {attempt} samples tried in a row, the last is {key}: "
+            + "; ".join(f"{some[-1]} ({len(some)})" for some in common)
+        ]
+        if named:
+            parts.append(f"{named} more are named by data.blacklist ({files})")
+        if all(fault.startswith(_LOST) for fault in faults):
+            parts.append("is their source down? data.missing_shards skip passes over some shards, not over all")
+        suffixes = self.reader.suffixes()
+        if suffixes:  # none are known of samples that were read by their byte ranges
+            parts.append(f"suffixes seen: {describe_suffixes(suffixes)}")
+        return "; ".join(parts)
 
     def _ahead(self, works: Iterator[Work]) -> Iterator[Sample]:
         """The slots of all batches in order; the next LOOK_AHEAD are asked for already, whatever a batch has."""

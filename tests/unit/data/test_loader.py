@@ -12,7 +12,6 @@ from clap_zero.data.captions import caption_id
 from clap_zero.data.index import load_index
 from clap_zero.data.loader import eval_batches, train_batches
 from clap_zero.data.partition import DataPosition
-from clap_zero.data.pipeline import build_pipeline
 from clap_zero.errors import ConfigError, DataError
 from tests.unit.data.shard_files import audio_bytes, pair, write_split, write_tar
 from tests.unit.data.taking import FUSION, keys_of, plan, take
@@ -165,29 +164,6 @@ def test_more_bad_than_good_ones_of_few_end_the_run(tmp_path, good, bad):
     with pytest.raises(DataError, match="are unusable on rank 0"):
         take(index, good + bad, micro_batch=1)
     assert len(take(index, good + bad, micro_batch=1, max_bad_fraction=0.9)) == good + bad
-
-
-def test_the_reasons_are_those_of_the_slot(tmp_path):
-    """No slot finds a sample in the end; what earlier slots met is not counted for it."""
-    members = [m for n in range(2) for m in ((f"b{n}.flac", b"junk"), (f"b{n}.txt", b"x"))]
-    write_tar(tmp_path / "train" / "0.tar", members)
-    pipeline = build_pipeline(load_index([str(tmp_path / "train")]), plan(), training=True)
-    source = pipeline.pipeline[0]
-    for slot in range(2):
-        sample = {"work": None, "slot": slot, "position": 0, "valid": True, "attempt": 0, "faults": (), "__key__": "k"}
-        with pytest.raises(DataError, match=r"64 samples tried in a row, .*: reason \(64\);"):
-            while True:
-                source.retry({**sample, "fault": "reason"})
-                sample = {**sample, **source._again.popleft()}
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_all_samples_bad_ends_in_bounded_time(tmp_path, workers):
-    members = [m for n in range(8) for m in ((f"b{n}.flac", b"junk"), (f"b{n}.txt", b"x"))]
-    write_tar(tmp_path / "train" / "0.tar", members)
-    index = load_index([str(tmp_path / "train")])
-    with pytest.raises(DataError, match=r"0 usable of 64 samples tried.*suffixes seen: \.flac \(8\)"):
-        take(index, 1, workers=workers)
 
 
 def test_fewer_samples_than_declared(tmp_path, caplog):

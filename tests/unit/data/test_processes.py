@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.unit.data.shard_files import write_split
+from tests.unit.data.shard_files import write_split, write_tar
 
 SCRIPT = "import sys; from clap_zero.cli import main; sys.exit(main(sys.argv[1:]))"
 
@@ -53,3 +53,25 @@ def wait_for_server(process: psutil.Process) -> psutil.Process:
                 return child
         time.sleep(0.01)
     raise AssertionError("no fork server")
+
+
+def test_an_error_of_the_loader_leaves_no_semaphores(tmp_path):
+    """Its traceback holds the workers' queues until the process is gone, without Python's clean-up."""
+    write_tar(tmp_path / "train" / "0.tar", [("a.flac", b"junk"), ("a.txt", b"x")])
+    script = """
+import os, sys
+from clap_zero.data.processes import remove_leftovers
+from clap_zero.errors import DataError
+from tests.unit.data.taking import take
+from clap_zero.data.index import load_index
+try:
+    take(load_index(sys.argv[1:]), 1, workers=2, micro_batch=1)
+except DataError as error:
+    remove_leftovers()
+    os._exit(error.exit_code)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "train")], capture_output=True, text=True, cwd=Path.cwd()
+    )
+    assert done.returncode == 3
+    assert "leaked" not in done.stderr, done.stderr
