@@ -85,11 +85,11 @@ def test_an_init_that_never_returns_does_not_hold_the_end(
     assert "no end after" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("hide", [False, True])
-def test_a_command_line_with_credentials_is_not_collected(tmp_path: Path, no_key: None, monkeypatch, hide) -> None:
+def test_a_command_line_with_credentials_is_not_collected(tmp_path: Path, no_key: None, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train", "--data.train", "https://host/0.tar?sig=SECRET"])
-    hook = WandbHook(tmp_path, mode="offline", settings={"project": "test"}, config={}, attempt=1, hide_command=hide)
+    hook = WandbHook(tmp_path, mode="offline", settings={"project": "test"}, config={}, attempt=1, hide_command=True)
     hook.on_start(TRAINER)
     finish(hook)
     written = b"".join(path.read_bytes() for path in (tmp_path / "wandb").rglob("*") if path.is_file())
-    assert (b"SECRET" in written) == (not hide)
+    # Without hide_command W&B writes it, soon after the start and not always before the end.
+    assert written and b"SECRET" not in written
