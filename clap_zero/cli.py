@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -54,13 +56,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code; errors that a user can act on are one line each on stderr.
     """
     try:
-        return _dispatch(list(sys.argv[1:] if argv is None else argv))
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
     except ClapZeroError as error:
         print("\n".join(f"clap-zero: error: {line}" for line in str(error).splitlines()), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("clap-zero: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except OSError as error:
+        # An error of a file has its name. These are of standard output: a full disk, a pipe to `head`.
+        if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EIO):
+            raise
+        _drop_output()
+        print(f"clap-zero: error: the output cannot be written: {error.strerror or error}", file=sys.stderr)
+        return ConfigError.exit_code
+
+
+def _drop_output() -> None:
+    """Has what is left for standard output go nowhere: Python writes it once more at its end, and would complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(argv: list[str]) -> int:

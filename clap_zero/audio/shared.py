@@ -129,15 +129,19 @@ def empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
 
 
 def outgoing(value: Any) -> Any:
-    """What to pickle for a value: for a small tensor its content, for an array of `empty` the way to it."""
+    """What to pickle for a value: for a small tensor its content, for a large one the way to its shared memory."""
     if not isinstance(value, Tensor) or value.device.type != "cpu":
         return value
     if value.nbytes <= SMALL_BYTES:
         return value.numpy()
-    segment = _segments.get(value.data_ptr())
+    array = value.numpy()
+    segment = _segments.get(value.data_ptr()) if value.is_contiguous() else None
     if segment is None:
-        return value
-    dtype = str(value.numpy().dtype)
+        # torch would share it through /dev/shm, which is small in containers.
+        copy = empty(array.shape, array.dtype)
+        copy[...] = array
+        segment = _segments[copy.ctypes.data]
+    dtype = str(array.dtype)
     return SharedTensor(segment.send(), _HEADER_BYTES + segment.num_bytes, tuple(value.shape), dtype)
 
 

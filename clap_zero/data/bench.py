@@ -25,6 +25,7 @@ from clap_zero.data.loader import train_batches
 from clap_zero.data.members import BadSampleError
 from clap_zero.data.places import ReadPolicy
 from clap_zero.data.shards import ShardReader
+from clap_zero.data.skips import reason_kind
 
 _YARDSTICK_CLIPS = 64
 _YARDSTICK_BYTES = 64_000_000
@@ -153,7 +154,7 @@ def _measure(
         num_batches += 1
         for stage, spent in batch.seconds.items():
             stage_s[stage] += spent
-        skipped.update(reason for _, reason in batch.skipped)
+        skipped.update(reason_kind(reason) for _, reason in batch.skipped)
     return {
         "num_pairs": num_pairs,
         "wall_s": time.perf_counter() - started,

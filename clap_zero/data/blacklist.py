@@ -12,9 +12,11 @@ or in `original_data`; and what the last part of its key shows: a Freesound numb
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +41,15 @@ class Blacklist:
         names: keys, ids and `sha256:HEX` marks.
     """
 
-    def __init__(self, names: Sequence[str] = ()) -> None:
-        marks, others = [], []
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        # Numbers only, from the first name on: a million names as Python strings are ten times as large.
+        marks, others = array("Q"), array("Q")
         for name in names:
             if name.lower().startswith(_HASH_MARK):
-                marks.append(name.lower())
+                marks.append(_number(name.lower()))
             else:
-                others.append(name)
-        self._names, self._marks = _hashed(others), _hashed(marks)
+                others.append(_number(name))
+        self._names, self._marks = (np.unique(np.array(numbers, dtype=np.uint64)) for numbers in (others, marks))
 
     @classmethod
     def read(cls, paths: Sequence[str]) -> Blacklist:
@@ -55,7 +58,7 @@ class Blacklist:
         Raises:
             DataError: a file cannot be read, or a `sha256:` is not followed by 64 hexadecimal digits.
         """
-        return cls([name for path in paths for name in _names(path)])
+        return cls(name for path in paths for name in _names(path))
 
     def __len__(self) -> int:
         return len(self._names) + len(self._marks)
@@ -80,7 +83,7 @@ def _names(path: str) -> Iterator[str]:
         raise DataError(
             f"data.blacklist: {path} cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from error
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(io.StringIO(text, newline=None), start=1):
         name = line.strip()
         if not name or name.startswith("#"):
             continue
@@ -119,10 +122,6 @@ def _json(data: bytes) -> dict[str, Any]:
 
 def _number(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "little")
-
-
-def _hashed(names: Sequence[str]) -> np.ndarray:
-    return np.unique(np.fromiter((_number(name) for name in names), dtype=np.uint64, count=len(names)))
 
 
 def _contains(numbers: np.ndarray, name: str) -> bool:

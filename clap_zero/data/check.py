@@ -6,6 +6,7 @@ with shard, key and reason, and summed by reason; then the rule of the loader sa
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -100,18 +101,20 @@ def check(options: CheckOptions) -> CheckReport:
     index = _find(options, report)
     report.num_shards = index.num_shards
     files = IndexFiles(index, write=options.write_index, rewrite=options.rewrite_index, out=options.index_out)
-    findings = FindingsFile(options.json_path)
-    show = options.progress and sys.stderr.isatty()
-    with tqdm(total=index.num_stored, unit="samples", disable=not show, smoothing=0.05) as bar:
-        tally = _Tally(report, findings, files, bar)
-        tasks = _tasks(index, options)
-        for task, message in read_all(tasks, plan=plan, blacklist=blacklist, workers=options.workers):
-            tally.take(task, message)
-    num = report.num_samples = report.num_good + report.num_bad + report.num_blacklisted
-    report.max_bad = bad_limit(num, num_samples=num, max_bad_fraction=options.max_bad_fraction)
-    report.index_lines = files.close()
-    report.elapsed_s = time.monotonic() - begun_s
-    findings.close(report)
+    with FindingsFile(options.json_path) as findings:
+        show = options.progress and sys.stderr.isatty()
+        with tqdm(total=index.num_stored, unit="samples", disable=not show, smoothing=0.05) as bar:
+            tally = _Tally(report, findings, files, bar)
+            tasks = _tasks(index, options)
+            messages = read_all(tasks, plan=plan, blacklist=blacklist, workers=options.workers)
+            with contextlib.closing(messages):  # its processes end with this, whatever ends it
+                for task, message in messages:
+                    tally.take(task, message)
+        num = report.num_samples = report.num_good + report.num_bad + report.num_blacklisted
+        report.max_bad = bad_limit(num, num_samples=num, max_bad_fraction=options.max_bad_fraction)
+        report.index_lines = files.close()
+        report.elapsed_s = time.monotonic() - begun_s
+        findings.finish(report)
     return report
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from clap_zero.data.check_worker import Opened
-from clap_zero.data.find import SIZES_FILE
 from clap_zero.data.index import ShardIndex
-from clap_zero.data.pack_writer import INDEX_FILE, INDEX_VERSION
+from clap_zero.data.pack_writer import INDEX_FILE, INDEX_VERSION, write_json
 from clap_zero.data.patterns import natural_sorted
 from clap_zero.data.places import is_pipe, is_remote, shown
 from clap_zero.data.regular import read_text
+from clap_zero.data.sizes import SIZES_FILE
 from clap_zero.data.spans import SPAN_TYPE, SPANS_FILE, save_spans
 
 
@@ -34,6 +34,8 @@ class IndexFiles:
         self._sizes_bytes = np.zeros(index.num_shards, dtype=np.int64)
         self._durations_s = np.zeros(index.num_shards)
         self._spans: dict[int, np.ndarray] = {}
+        heads = {place: where.head for place, where in enumerate(index.places) if is_remote(where.head)}
+        self._targets = dict(zip(heads, target_names([shown(head) for head in heads.values()]), strict=True))
         # Place -> names of the files to write for it.
         self._wanted = {place: self._missing(place) for place in range(len(index.places))} if self._write else {}
 
@@ -74,16 +76,16 @@ class IndexFiles:
         target = Path(head)
         if is_remote(head):
             assert self._out is not None
-            target = self._out / shown(head).rstrip("/").rsplit("/", 1)[-1]
+            target = self._out / self._targets[place]
         sizes = self._sizes(head, shards)
         if sizes is None:
             return [f"no index of {shown(head)}: not all of its tars were read"]
         try:
             target.mkdir(parents=True, exist_ok=True)
             if SIZES_FILE in wanted:
-                _write_json(target / SIZES_FILE, sizes)
+                write_json(target / SIZES_FILE, sizes)
             if INDEX_FILE in wanted:
-                _write_json(target / INDEX_FILE, self._contents(shards, sizes))
+                write_json(target / INDEX_FILE, self._contents(shards, sizes))
             if SPANS_FILE in wanted:
                 different = [name for name, size in sizes.items() if len(self._spans[shards[name]]) != size]
                 if different:
@@ -92,7 +94,8 @@ class IndexFiles:
                 save_spans(target / SPANS_FILE, np.concatenate([*rows, np.zeros(0, SPAN_TYPE)]))
         except OSError as error:
             return [f"no index in {target}: {error.strerror or error}"]
-        return [f"wrote {target / name}" for name in wanted]
+        source = f" for {shown(head)}" if is_remote(head) else ""
+        return [f"wrote {target / name}{source}" for name in wanted]
 
     def _sizes(self, head: str, shards: dict[str, int]) -> dict[str, int] | None:
         """The counts of all tars of a directory; None where one was not read."""
@@ -121,14 +124,17 @@ class IndexFiles:
         }
 
 
-def _write_json(path: Path, value: object) -> None:
-    """Complete or absent, whenever the process ends."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            json.dump(value, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+def target_names(heads: Sequence[str]) -> list[str]:
+    """Relative directories for what belongs to remote ones, all different: the last parts of each, as many as it takes.
+
+    Args:
+        heads: remote directories without their secrets.
+    """
+    parts = [[part for part in head.replace("://", "/").split("/") if part not in ("", ".", "..")] for head in heads]
+    names: list[str] = []
+    for count in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(words[-count:]) for words in parts]
+        if len(set(names)) == len(names):
+            return names
+    # They differ in what is not shown.
+    return [f"{name}-{number}" for number, name in enumerate(names)]

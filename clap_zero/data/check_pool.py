@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -25,6 +25,7 @@ from clap_zero.errors import LaunchError
 
 SAMPLE_LIMIT_S = 300.0
 """A process that is silent for longer, on top of what a stalled source may take, is stuck in a sample."""
+_END_S = 5.0
 _MAX_FAILED_STARTS = 3
 
 
@@ -50,7 +51,7 @@ def read_all(
     workers: int,
     limit_s: float | None = None,
     target: Callable[..., None] = run_worker,
-) -> Iterator[tuple[Task, Message]]:
+) -> Generator[tuple[Task, Message]]:
     """Reads shards in processes and yields what they say, in no order over shards; all of them have ended afterwards.
 
     Args:
@@ -150,12 +151,12 @@ class _Pool:
         with contextlib.suppress(ConnectionError):
             worker.connection.send(worker.task)
         if worker.task is None:
-            worker.process.join()
+            _end(worker)
             self._remove(worker)
 
     def _bury(self, worker: _Worker) -> Iterator[tuple[Task, Message]]:
         """Has another process go on where a dead one was last heard of, without the sample that it died over."""
-        worker.process.join()
+        _end(worker)
         self._remove(worker)
         task, place, how = worker.task, worker.place.value, _how(worker)
         assert task is not None
@@ -183,6 +184,14 @@ class _Pool:
             if worker.ready and worker.heard_s < silent_since and not worker.stuck:
                 worker.stuck = True
                 worker.process.kill()  # the end of its pipe tells the rest
+
+
+def _end(worker: _Worker) -> None:
+    """Waits for a process that has nothing more to do; one that does not end, such as one that is stopped, is ended."""
+    worker.process.join(_END_S)
+    if worker.process.is_alive():
+        worker.process.kill()
+        worker.process.join()
 
 
 def _how(worker: _Worker) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Self, TextIO
 
-from clap_zero.data.skips import reason_kind
+from clap_zero.data.skips import count_kind, reason_kind
 from clap_zero.errors import ConfigError, DataError
 
-_REASONS_KEPT = 500
 _FATAL_KEPT = 5
 
 
@@ -57,8 +58,7 @@ class CheckReport:
     def count_bad(self, reason: str, number: int = 1) -> None:
         """Counts samples that cannot be used."""
         self.num_bad += number
-        kind = reason_kind(reason)
-        self.reasons[kind if kind in self.reasons or len(self.reasons) < _REASONS_KEPT else "other reasons"] += number
+        count_kind(self.reasons, reason_kind(reason), number)
 
     def count_fatal(self, what: str) -> None:
         """Notes what ends training by itself."""
@@ -124,33 +124,63 @@ class CheckReport:
 class FindingsFile:
     """Writes the findings of a check as one JSON document while they come: {"findings": [...], "sums": {...}}.
 
+    The file appears when it is complete; what was there before stays until then. Use it as a context: without
+    `finish` nothing is left behind.
+
     Args:
-        path: the file; None writes nothing.
+        path: the file, or a device or pipe that is written to directly; None writes nothing.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: it cannot be written; from `add` and `finish`, too.
     """
 
     def __init__(self, path: Path | None) -> None:
+        self._path, self._separator = path, "\n"
         self._file: TextIO | None = None
-        self._separator = "\n"
-        if path is not None:
-            try:
-                self._file = path.open("w", encoding="utf-8")
-            except OSError as error:
-                raise ConfigError(f"--json {path} cannot be written: {error.strerror or error}") from error
-            self._file.write('{"findings": [')
+        self._partial: Path | None = None
+        if path is None:
+            return
+        if not path.exists() or path.is_file():
+            self._partial = path.with_name(f".{path.name}.{os.getpid()}")
+        with self._named_errors():
+            self._file = (self._partial or path).open("w", encoding="utf-8")
+        self._write('{"findings": [')
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # what is buffered still
+                self._file.close()
+        if self._partial is not None:
+            self._partial.unlink(missing_ok=True)
 
     def add(self, finding: Mapping[str, str]) -> None:
         """Writes one finding."""
-        if self._file is not None:
-            # ASCII only: a key can hold bytes that are no UTF-8.
-            self._file.write(self._separator + json.dumps(finding, ensure_ascii=True))
-            self._separator = ",\n"
+        # ASCII only: a key can hold bytes that are no UTF-8.
+        self._write(self._separator + json.dumps(finding, ensure_ascii=True))
+        self._separator = ",\n"
 
-    def close(self, report: CheckReport) -> None:
-        """Writes the sums and ends the document."""
-        if self._file is not None:
-            sums = {**vars(report), "stop_reason": report.stop_reason}
-            self._file.write(f'\n],\n"sums": {json.dumps(sums, ensure_ascii=True)}}}\n')
+    def finish(self, report: CheckReport) -> None:
+        """Writes the sums, ends the document and puts the file in its place."""
+        sums = {**vars(report), "stop_reason": report.stop_reason}
+        self._write(f'\n],\n"sums": {json.dumps(sums, ensure_ascii=True)}}}\n')
+        if self._file is None or self._path is None:
+            return
+        with self._named_errors():
             self._file.close()
+            if self._partial is not None:
+                self._partial.replace(self._path)
+
+    def _write(self, text: str) -> None:
+        if self._file is not None:
+            with self._named_errors():
+                self._file.write(text)
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(f"--json {self._path} cannot be written: {error.strerror or error}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Protocol
 
 import numpy as np
 
-from clap_zero.audio.decode import AudioError
 from clap_zero.data.batch import LoaderPlan
 from clap_zero.data.blacklist import Blacklist
 from clap_zero.data.captions import CaptionRule
@@ -21,7 +20,7 @@ from clap_zero.data.pipeline import ChooseCaptions, DecodeClip, Tokenise
 from clap_zero.data.places import is_remote, local_path
 from clap_zero.data.processes import init_worker
 from clap_zero.data.shards import Shard, ShardReader
-from clap_zero.data.slots import Sample
+from clap_zero.data.slots import Sample, UnlessBad
 from clap_zero.data.spans import contents_rows
 from clap_zero.errors import DataError
 
@@ -190,10 +189,10 @@ class _Checker:
         self._rate_hz, self._hop = plan.features.sample_rate_hz, plan.features.hop
         self._reader = ShardReader(plan.policy, shards_kept=1)
         # As in evaluation: the whole clip is decoded and all captions are read, not a part drawn by chance.
-        self._stages: tuple[Callable[[Sample], None], ...] = (
-            DecodeClip(plan, training=False),
-            ChooseCaptions(plan, training=False),
-            Tokenise(plan),
+        self._stages = (
+            UnlessBad(DecodeClip(plan, training=False)),
+            UnlessBad(ChooseCaptions(plan, training=False)),
+            UnlessBad(Tokenise(plan)),
         )
 
     def read(self, task: Task) -> Iterator[Message]:
@@ -238,11 +237,15 @@ class _Checker:
             if self._blacklist.has(key, audio=raw.audio, texts=raw.texts):
                 yield Blacklisted()
                 return
-            sample: Sample = {"__key__": key, "audio": raw.audio, "texts": raw.texts, "rule": task.rule}
-            for stage in self._stages:
-                stage(sample)
-        except (BadSampleError, AudioError) as error:
+        except BadSampleError as error:
             yield Bad(self._key(shard, sample_id), str(error))
+            return
+        sample: Sample = {"__key__": key, "__url__": shard.path, "audio": raw.audio, "texts": raw.texts}
+        sample["rule"] = task.rule
+        for stage in self._stages:
+            stage(sample)
+        if "fault" in sample:
+            yield Bad(key, sample["fault"])
             return
         for note in sample["notes"]:
             yield Note(note)

@@ -116,6 +116,13 @@ def test_other_tensors_arrive_as_they_are(shape):
     assert arrived.dtype == tensor.dtype and torch.equal(arrived, tensor)
 
 
+def test_a_large_tensor_of_other_memory_travels_in_a_segment():
+    tensor = torch.arange(2 * shared.SMALL_BYTES, dtype=torch.int16).reshape(2, -1).t()
+    out = shared.outgoing(tensor)
+    assert isinstance(out, shared.SharedTensor)
+    assert torch.equal(shared.incoming(pickle.loads(pickle.dumps(out))), tensor)
+
+
 def test_small_arrays_take_no_segment():
     before = len(shared._segments)
     kept = [shared.empty((10,), np.dtype(np.int16)) for _ in range(5)]

@@ -21,6 +21,7 @@ from clap_zero.audio.features import ClapFeatures
 from clap_zero.audio.logmel import encode_logmel
 from clap_zero.data.blacklist import Blacklist
 from clap_zero.data.captions import CaptionRule
+from clap_zero.data.check_index import target_names
 from clap_zero.data.check_pool import read_all
 from clap_zero.data.check_worker import Bad, Done, Good, Task, run_worker
 from clap_zero.data.index import load_index
@@ -107,6 +108,52 @@ def test_it_exits_with_3_exactly_when_training_stops(tmp_path, capsys, good, bad
     assert ("training on these shards would stop" in capsys.readouterr().err) == stopped
 
 
+@pytest.mark.parametrize("num_broken", [1, 2])
+def test_whole_broken_shards_among_many_end_both_or_neither(tmp_path, num_broken):
+    split = write_split(tmp_path / "train", [40], declare=False)
+    for number in range(1, 20):
+        shutil.copy(split / "0.tar", split / f"{number}.tar")
+    (split / "sizes.json").write_text(json.dumps({f"{number}.tar": 40 for number in range(20)}))
+    for number in range(num_broken):
+        (split / f"{number}.tar").write_bytes(b"no tar")
+    stopped = False
+    try:
+        take(split, 800)
+    except DataError:
+        stopped = True
+    assert stopped == (num_broken > 1)
+    assert run(split, "--no-index") == (3 if stopped else 0)
+
+
+def test_a_blacklist_of_nearly_everything_ends_neither(tmp_path):
+    split = write_split(tmp_path / "train", [20])
+    keys = [batch.keys[0] for batch in take(split, 20)]
+    (tmp_path / "names.txt").write_text("\n".join(sorted(keys)[:18]))
+    assert len(take(split, 20, blacklist=(str(tmp_path / "names.txt"),))) == 20
+    assert run(split, "--blacklist", tmp_path / "names.txt") == 0
+
+
+def test_output_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path, capsys):
+    split = write_split(tmp_path / "train", [2])
+    assert run(split, "--json", "/dev/full") == 2
+    assert "--json /dev/full cannot be written" in capsys.readouterr().err
+    kept = tmp_path / "kept.json"
+    kept.write_text("old")
+    words = [sys.executable, "-m", "clap_zero.cli", "check", str(split), "--workers", "1", "--json", str(kept)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, cwd=Path.cwd())
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert "the output cannot be written: No space left on device" in done.stderr
+    assert not list(tmp_path.glob(".kept*"))
+
+
+def test_indexes_of_remote_directories_get_names_of_their_own():
+    assert target_names(["http://h/a/train/"]) == ["train"]
+    assert target_names(["http://h/a/train/", "s3://h/b/train/"]) == ["a/train", "b/train"]
+    assert target_names(["http://h/../train/", "https://h/train/"]) == ["http/h/train", "https/h/train"]
+    assert target_names(["http://h/train/"] * 2) == ["http/h/train-0", "http/h/train-1"]
+
+
 def test_stored_log_mels_are_read_and_have_to_fit_the_model(tmp_path, capsys):
     features = ClapFeatures(FeatureConfig("fusion"), device="cpu")
     members = []
@@ -127,6 +174,8 @@ class Fatal(DecodeClip):
             os.kill(os.getpid(), signal.SIGSEGV)
         if sample["__key__"].endswith("::hangs"):
             time.sleep(600)
+        if sample["__key__"].endswith("::raises"):
+            raise ZeroDivisionError("division by zero")
         super().__call__(sample)
 
 
@@ -138,13 +187,15 @@ def fatal_worker(connection, place, **arguments) -> None:
 
 
 def test_a_sample_that_kills_or_hangs_a_process_is_named_and_the_rest_is_read(tmp_path):
-    members = [*pair("a", 1), *pair("kills", 2), *pair("hangs", 3), *pair("b", 4)]
+    members = [*pair("a", 1), *pair("kills", 2), *pair("hangs", 3), *pair("b", 4), *pair("raises", 6)]
     write_tar(tmp_path / "train" / "0.tar", members)
     write_tar(tmp_path / "train" / "1.tar", pair("c", 5))
     index = load_index([str(tmp_path / "train")])
     tasks = [Task(number, index.shard(number), CaptionRule()) for number in range(2)]
     said = list(read_all(tasks, plan=plan(), blacklist=Blacklist(), workers=2, limit_s=5, target=fatal_worker))
     bad = {message.key: message for _, message in said if isinstance(message, Bad)}
+    # What a decoder raises that nobody foresaw is skipped in training.
+    assert bad.pop("train/0.tar::raises") == Bad("train/0.tar::raises", "ZeroDivisionError in Fatal: division by zero")
     assert set(bad) == {"train/0.tar::kills", "train/0.tar::hangs"} and all(m.fatal for m in bad.values())
     assert "SIGSEGV" in bad["train/0.tar::kills"].reason and "stuck" in bad["train/0.tar::hangs"].reason
     assert sum(isinstance(message, Good) for _, message in said) == 3
