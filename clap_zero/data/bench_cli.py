@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from clap_zero.data.remote_arguments import add_remote_arguments, read_policy
+from clap_zero.data.remote_arguments import add_remote_arguments, check_bounds, read_policy
 from clap_zero.errors import ConfigError
 
 _MOST_WORKERS = 8
@@ -58,8 +58,7 @@ def bench_from_args(args: argparse.Namespace) -> None:
         raise ConfigError(f"--micro-batch {args.micro_batch}: at least 1 is needed")
     if args.workers is not None and args.workers < 0:
         raise ConfigError(f"--workers {args.workers}: 0 or more is needed")
-    if not args.max_seconds > 0:
-        raise ConfigError(f"--max-seconds {args.max_seconds:g}: more than 0 is needed")
+    check_bounds(args, **{name: name for name in ("max_seconds", "shuffle_shards", "caption_key")})
     if args.json is not None and not args.json.parent.is_dir():
         raise ConfigError(f"--json {args.json}: there is no directory {args.json.parent}")
     policy = read_policy(args)

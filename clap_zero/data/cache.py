@@ -214,8 +214,8 @@ class ShardCache:
     def _too_large(self, url: str, size: str) -> str:
         return (
             f"{shown(url)} has {size} bytes, the cache takes {self._policy.cache_bytes}: raise data.cache_bytes "
-            f"(several times the size of a shard is needed), or write spans.npy beside the shards (clap-zero check), "
-            f"so that single samples are read"
+            f"(several times the size of a shard is needed), or have single samples read: that takes spans.npy beside "
+            f"the shards (clap-zero check writes it) and a server that gives parts of files"
         )
 
 

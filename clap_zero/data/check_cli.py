@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from clap_zero.data.remote_arguments import add_remote_arguments, read_policy
+from clap_zero.data.remote_arguments import add_remote_arguments, check_bounds, read_policy
 from clap_zero.errors import ConfigError
 
 
@@ -64,10 +64,8 @@ def check_from_args(args: argparse.Namespace) -> int:
     workers = len(os.sched_getaffinity(0)) if args.workers is None else args.workers
     if workers < 1:
         raise ConfigError(f"--workers {workers}: at least 1 is needed")
-    if not args.max_seconds > 0:
-        raise ConfigError(f"--max-seconds {args.max_seconds:g}: more than 0 is needed")
-    if not 0 <= args.max_bad_fraction <= 1:
-        raise ConfigError(f"--max-bad-fraction {args.max_bad_fraction:g}: a part from 0 to 1 is needed")
+    same = ("max_seconds", "max_caption_tokens", "max_bad_fraction", "caption_key")
+    check_bounds(args, **{name: name for name in same})
     from clap_zero.data.captions import CaptionRule
     from clap_zero.data.check import CheckOptions, check
 

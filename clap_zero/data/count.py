@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from clap_zero.data.find import SIZES_FILE
 from clap_zero.data.members import BadSampleError, ShardContents, describe_suffixes
-from clap_zero.data.places import ReadPolicy, is_remote, shown
+from clap_zero.data.places import ReadPolicy, is_pipe, is_remote, shown
 from clap_zero.data.shards import Shard, ShardReader
+from clap_zero.data.sizes import SIZES_FILE
 from clap_zero.errors import DataError
 
 _logger = logging.getLogger(__name__)
@@ -100,18 +100,19 @@ def count_all(
     """
     if max_shards is not None and len(paths) > max_shards:
         raise DataError(
-            f"{shown(paths[0])} and {len(paths) - 1} more have no count in a {SIZES_FILE} beside them, and at most "
-            f"{max_shards} are counted at the start of a run: write that file with `clap-zero check`"
+            f"{_without_count(paths)}, and at most {max_shards} are counted at the start of a run: write that file "
+            "with `clap-zero check`"
         )
-    if any(is_remote(path) for path in paths):
-        _logger.warning(
-            "%s and %d more have no count in a %s beside them: they are downloaded now to be counted; "
-            "`clap-zero check` writes that file",
-            shown(paths[0]),
-            len(paths) - 1,
-            SIZES_FILE,
-        )
+    if all(is_pipe(path) for path in paths) and paths:
+        _logger.warning("%s: run now to be counted", _without_count(paths))
+    elif any(is_remote(path) for path in paths):
+        _logger.warning("%s: downloaded now to be counted; `clap-zero check` writes that file", _without_count(paths))
     return [count for _, count in _count_each(paths, policy=policy, seen=seen)]
+
+
+def _without_count(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - 1} more have" if len(paths) > 1 else " has"
+    return f"{shown(paths[0])}{more} no count in a {SIZES_FILE} beside it"
 
 
 def compare(some: Sequence[Shard], others: Iterable[Shard], *, policy: ReadPolicy) -> None:

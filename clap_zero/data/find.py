@@ -7,7 +7,6 @@ shards, because not every place can be listed.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -19,7 +18,6 @@ import numpy as np
 
 from clap_zero.data import sources
 from clap_zero.data.patterns import (
-    MAX_SHARDS,
     describe_missing,
     expand_braces,
     expand_by_directory,
@@ -27,15 +25,12 @@ from clap_zero.data.patterns import (
     spread,
 )
 from clap_zero.data.places import ReadPolicy, is_pipe, is_remote, join, local_path, shown
-from clap_zero.data.regular import read_text
+from clap_zero.data.sizes import SIZES_FILE, parse_sizes, read_sizes
 from clap_zero.data.spans import SPANS_FILE
-from clap_zero.data.tar import MAX_MEMBERS
 from clap_zero.errors import DataError
 
 _logger = logging.getLogger(__name__)
-SIZES_FILE = "sizes.json"
 UNKNOWN = -1
-_MAX_SAMPLES = MAX_MEMBERS // 2
 MAX_ASKED = 256
 """More remote shards than this are not asked for one by one; what is missing then shows when it is read."""
 _ASKED = 8
@@ -101,41 +96,6 @@ def find_shards(pattern: str, policy: ReadPolicy) -> list[Found]:
         found.append(_chosen(head, "", kept, sizes, with_spans=SPANS_FILE in there[head]))
     _refuse_missing(pattern, missing, sum(map(len, grouped.values())), there, policy)
     return found
-
-
-def read_sizes(directory: str) -> dict[str, int]:
-    """The counts of record of a local directory.
-
-    Raises:
-        DataError: not readable, or not of the form {"0.tar": 512, ...}.
-    """
-    path = Path(directory) / SIZES_FILE
-    try:
-        text = read_text(path)
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise DataError(f"{path} cannot be read: {why}; remove it to have the shards counted") from error
-    return parse_sizes(str(path), text)
-
-
-def parse_sizes(path: str, text: str) -> dict[str, int]:
-    """The counts in the text of a sizes.json. Raises DataError, as `read_sizes`."""
-    try:
-        sizes = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read: {error}; remove it to have the shards counted") from error
-    if not isinstance(sizes, dict):
-        raise DataError(f'{path} must look like {{"0.tar": 512, ...}}')
-    if len(sizes) > MAX_SHARDS:
-        raise DataError(f"{path} lists {len(sizes)} shards, {MAX_SHARDS} are possible")
-    counts = sizes.values()
-    if sizes and not (set(map(type, counts)) == {int} and 0 <= min(counts) <= max(counts) <= _MAX_SAMPLES):
-        name, size = next((n, s) for n, s in sizes.items() if type(s) is not int or not 0 <= s <= _MAX_SAMPLES)
-        raise DataError(
-            f"{path}: the count of {name!r} must be a whole number up to {_MAX_SAMPLES:,}, the most pairs that are "
-            f"read of a tar, is {repr(size)[:40]}"
-        )
-    return sizes
 
 
 def _listed(directory: str) -> set[str]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from pydantic import ValidationError
+
+from clap_zero.config.data import DataSection
 from clap_zero.data.places import ReadPolicy
 from clap_zero.errors import ConfigError
 
@@ -25,18 +28,33 @@ def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
     remote.add_argument("--allow-pipe", action="store_true", help="let SHARDS of the form pipe:COMMAND be run")
 
 
+def check_bounds(args: argparse.Namespace, **keys: str) -> None:
+    """Refuses what the run config refuses.
+
+    Args:
+        args: the arguments.
+        keys: name of an argument -> the key of the `data` section that has the same meaning.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    for name, of_config in keys.items():
+        value = getattr(args, name)
+        try:
+            DataSection.model_validate({of_config: value})
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"].removeprefix("Input ").removeprefix("String ")
+            text = f"{value:g}" if isinstance(value, float) else value
+            raise ConfigError(f"--{name.replace('_', '-')} {text}: it {reason}, as data.{of_config}") from error
+
+
 def read_policy(args: argparse.Namespace) -> ReadPolicy:
     """The policy that the arguments stand for.
 
     Raises:
         ConfigError: a number is out of range.
     """
-    if args.cache_bytes <= 0:
-        raise ConfigError(f"--cache-bytes {args.cache_bytes}: more than 0 is needed")
-    if not args.timeout_s > 0:
-        raise ConfigError(f"--timeout-s {args.timeout_s:g}: more than 0 is needed")
-    if args.retries < 0:
-        raise ConfigError(f"--retries {args.retries}: 0 or more is needed")
+    check_bounds(args, cache_bytes="cache_bytes", timeout_s="remote_timeout_s", retries="remote_retries")
     return ReadPolicy(
         cache_dir=args.cache_dir,
         cache_bytes=args.cache_bytes,

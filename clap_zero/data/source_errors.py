@@ -64,8 +64,12 @@ def explain(error: BaseException, url: str) -> SourceError:
     if isinstance(error, FileNotFoundError) and cause is not None and _is_of_http(cause):
         return explain(cause, url)  # fsspec calls every failure of a request for a size a missing file
     status = getattr(error, "status", None)
+    message = hide_secrets(str(getattr(error, "message", "")).strip().partition("\n")[0].rstrip(": "))
+    if isinstance(status, int) and type(cause).__module__ == "aiohttp.http_exceptions":
+        # Its parser gave up; the status is the parser's own, 400 for whatever the server sent.
+        return SourceError(f"what the server sends is no HTTP: {message}")
     if isinstance(status, int):
-        return _explain_status(status, str(getattr(error, "message", "")))
+        return _explain_status(status, message)
     if isinstance(error, FileNotFoundError):
         return SourceError("is not there", absent=True)
     words = hide_secrets(first_line(error))

@@ -64,6 +64,10 @@ class DataHook(Hook):
         self._sum_up(trainer)
 
     def on_close(self, trainer: Trainer) -> None:
+        if self._metrics is not None and self._num_steps > 0:  # an error: the other ranks cannot be asked any more
+            sets = {str(number): count for number, count in self._tally.sets.items()}
+            line = describe(self._tally, epoch=self._epoch, sets=sets, directory=self._path.parent, listed=self._listed)
+            self._say(f"{line}; those of this rank alone, because the run ended within the epoch")
         if self._lines is not None:
             self._lines.close()
 
@@ -78,15 +82,21 @@ class DataHook(Hook):
         if self._lines is not None:
             self._lines.append({**line, "attempt": self._attempt})
 
+    @property
+    def _listed(self) -> bool:
+        """Whether all skipped samples of this rank stand in its file."""
+        return not (self._gave_up or (self._lines is not None and self._lines.lacks_lines))
+
     def _sum_up(self, trainer: Trainer) -> None:
         """The steps since the last sum: an epoch, or the part of one that this start of the run has seen."""
         num_steps, self._num_steps = self._num_steps, 0
         mine, self._tally = self._tally, Tally()
         if num_steps == 0:
             return
-        total = Tally()
-        for tally in collectives.all_gather_objects(mine):
+        total, listed = Tally(), True
+        for tally, whole in collectives.all_gather_objects((mine, self._listed)):
             total.add(tally)
+            listed &= whole
         if self._metrics is None:
             return
         names = dict(enumerate(self._set_names))
@@ -104,17 +114,18 @@ class DataHook(Hook):
             equal_captions=total.equal_captions,
             loader_s={stage: round(seconds, 3) for stage, seconds in total.loader_s.items()},
         )
-        self._say(describe(total, epoch=self._epoch, sets=sets, directory=self._path.parent))
+        self._say(describe(total, epoch=self._epoch, sets=sets, directory=self._path.parent, listed=listed))
 
 
-def describe(total: Tally, *, epoch: int, sets: dict[str, int], directory: Path) -> str:
+def describe(total: Tally, *, epoch: int, sets: dict[str, int], directory: Path, listed: bool = True) -> str:
     """The sums of an epoch as one line."""
     parts = [f"epoch {epoch}: {total.samples} pairs"]
     if len(sets) > 1:
         parts.append("by data set: " + ", ".join(f"{name} {count}" for name, count in sets.items()))
     if total.skipped:
         reasons = ", ".join(f"{reason} {count}" for reason, count in total.skipped.most_common())
-        parts.append(f"{total.skipped.total()} skipped ({reasons}), listed in {directory}")
+        where = f"listed in {directory}" if listed else f"not all of them listed: {directory} could not be written"
+        parts.append(f"{total.skipped.total()} skipped ({reasons}), {where}")
     if total.truncated_captions:
         parts.append(f"{total.truncated_captions} captions cut")
     return "; ".join(parts)

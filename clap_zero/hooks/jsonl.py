@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import IO, Any
 
-from clap_zero.errors import LaunchError
+from clap_zero.errors import ConfigError
 from clap_zero.training.hooks import Hook
 from clap_zero.training.loop import Trainer
 from clap_zero.training.metrics import step_line
@@ -62,13 +62,13 @@ class KeysHook(Hook):
         attempt: Number of this start of the run.
 
         Raises:
-            LaunchError: The directory cannot be made.
+            ConfigError: The directory cannot be made, or the file not be opened.
         """
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._lines = LineFile(directory / f"rank{rank:05d}.jsonl")
         except OSError as error:
-            raise LaunchError(f"--data.log_keys {directory} cannot be written: {error.strerror}") from error
+            raise ConfigError(f"--data.log_keys {directory} cannot be written: {error.strerror}") from error
         self._attempt = attempt
 
     def on_step(self, trainer: Trainer, result: StepResult) -> None:
@@ -102,6 +102,11 @@ class LineFile:
             if not self._warned:
                 self._warned = True
                 say(f"clap_zero: warning: {self._path} cannot be written ({error.strerror}); training goes on")
+
+    @property
+    def lacks_lines(self) -> bool:
+        """Whether a line could not be written."""
+        return self._warned
 
     def close(self) -> None:
         if self._file is not None:

@@ -78,6 +78,28 @@ def test_a_list_that_cannot_be_written_is_a_warning(tmp_path, capsys):
     assert capsys.readouterr().out.count("training goes on") == 1
 
 
+def test_nothing_is_called_listed_that_is_not(tmp_path):
+    (tmp_path / "skipped").write_text("a file")
+    said: list[str] = []
+    metrics = MetricsHook(tmp_path / "metrics.jsonl", attempt=1)
+    hook = DataHook(tmp_path / "skipped", rank=0, attempt=1, set_names=[], metrics=metrics, say=said.append)
+    hook.on_step(trainer(), result(1, ("k", "x")))
+    hook.on_epoch_end(trainer(), 0)
+    assert "1 skipped (x 1), not all of them listed: " in said[0]
+    metrics.on_close(trainer())
+
+
+def test_a_run_that_ends_by_an_error_says_what_its_own_rank_has_seen(tmp_path):
+    said: list[str] = []
+    metrics = MetricsHook(tmp_path / "metrics.jsonl", attempt=1)
+    hook = DataHook(tmp_path / "skipped", rank=0, attempt=1, set_names=[], metrics=metrics, say=said.append)
+    hook.on_step(trainer(), result(1, ("k", "x"), epoch=2))
+    hook.on_close(trainer())  # no collective: the other ranks may be anywhere
+    metrics.on_close(trainer())
+    assert len(said) == 1 and said[0].startswith("epoch 2: 4 pairs; 1 skipped (x 1), listed in")
+    assert said[0].endswith("of this rank alone, because the run ended within the epoch")
+
+
 @pytest.mark.parametrize(("wait_s", "num_hints"), [(0.05, 0), (0.5, 2)])
 def test_steps_that_wait_for_data_are_said_with_the_stage(capsys, wait_s, num_hints):
     hook = ConsoleHook(every_steps=10_000)

@@ -4,7 +4,10 @@ import errno
 import json
 from pathlib import Path
 
-from clap_zero.hooks.jsonl import LineFile
+import pytest
+
+from clap_zero.errors import ConfigError
+from clap_zero.hooks.jsonl import KeysHook, LineFile
 
 
 class FullDisk:
@@ -56,3 +59,9 @@ def test_keys_that_are_no_utf8_and_figures_that_are_not_finite_can_be_written(tm
     lines.close()
     (line,) = (tmp_path / "keys.jsonl").read_text().splitlines()
     assert json.loads(line) == {"keys": ["train/0.tar::a\udcff"], "loss": None, "eval": {"R@1": [None, 0.5]}}
+
+
+def test_keys_that_cannot_be_logged_are_a_wrong_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"--data\.log_keys .*file/keys cannot be written: Not a directory"):
+        KeysHook(tmp_path / "file" / "keys", rank=0, attempt=1)
