@@ -7,6 +7,7 @@ with shard, key and reason, and summed by reason; then the rule of the loader sa
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -97,7 +98,7 @@ def check(options: CheckOptions) -> CheckReport:
     """
     begun_s = time.monotonic()
     plan, blacklist = options.plan(), Blacklist.read(options.blacklist)
-    report = CheckReport()
+    report = CheckReport(num_names=len(blacklist) if options.blacklist else None)
     index = _find(options, report)
     report.num_shards = index.num_shards
     files = IndexFiles(index, write=options.write_index, rewrite=options.rewrite_index, out=options.index_out)
@@ -120,18 +121,41 @@ def check(options: CheckOptions) -> CheckReport:
 
 def _find(options: CheckOptions, report: CheckReport) -> ShardIndex:
     """The index; without the shards over which training would not start, which are a finding here."""
-    try:
-        return load_index(options.shards, policy=options.policy, caption_key=options.rule.caption_key, max_counted=None)
-    except DataError as error:
-        if options.policy.missing == "skip":
-            raise
-        policy = replace(options.policy, missing="skip")
+
+    def load(policy: ReadPolicy) -> ShardIndex:
+        return load_index(options.shards, policy=policy, caption_key=options.rule.caption_key, max_counted=None)
+
+    with _each_once("clap_zero.data.count", "clap_zero.data.find"):
         try:
-            index = load_index(options.shards, policy=policy, caption_key=options.rule.caption_key, max_counted=None)
-        except DataError:
-            raise error from None
-        report.count_fatal(str(error))
-        return index
+            return load(options.policy)
+        except DataError as error:
+            if options.policy.missing == "skip":
+                raise
+            try:
+                index = load(replace(options.policy, missing="skip"))
+            except DataError:
+                raise error from None
+            report.count_fatal(str(error))
+            return index
+
+
+@contextlib.contextmanager
+def _each_once(*names: str) -> Iterator[None]:
+    """Has loggers say each thing once: the shards may be looked for twice."""
+    said: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return not (text in said or said.add(text))  # type: ignore[func-returns-value]
+
+    loggers = [logging.getLogger(name) for name in names]
+    for logger in loggers:
+        logger.addFilter(is_new)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_new)
 
 
 def _tasks(index: ShardIndex, options: CheckOptions) -> Iterator[Task]:
@@ -144,6 +168,7 @@ class _Tally:
 
     def __init__(self, report: CheckReport, findings: FindingsFile, files: IndexFiles, bar: tqdm) -> None:
         self._report, self._findings, self._files, self._bar = report, findings, files, bar
+        self._names_met: set[int] = set()
 
     def take(self, task: Task, message: Message) -> None:
         """Counts one message about a shard."""
@@ -164,6 +189,8 @@ class _Tally:
             self._bar.update()
         elif isinstance(message, Blacklisted):
             report.num_blacklisted += 1
+            self._names_met |= message.names
+            report.num_names_met = len(self._names_met)
             self._bar.update()
         elif isinstance(message, Unpaired):
             report.num_unpaired += 1

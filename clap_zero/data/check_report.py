@@ -28,6 +28,8 @@ class CheckReport:
         num_good: samples that training can use.
         num_bad: samples that it has to skip.
         num_blacklisted: samples that the blacklist names; training leaves them out, and they count against nothing.
+        num_names: names in the blacklist; None without one.
+        num_names_met: how many of them name a sample of these shards.
         num_unpaired: keys behind the count that lack audio or caption.
         num_notes: what is wrong and loses nothing, such as a file of which the readable part is used.
         num_truncated: captions that are cut.
@@ -45,6 +47,8 @@ class CheckReport:
     num_good: int = 0
     num_bad: int = 0
     num_blacklisted: int = 0
+    num_names: int | None = None
+    num_names_met: int = 0
     num_unpaired: int = 0
     num_notes: int = 0
     num_truncated: int = 0
@@ -73,6 +77,8 @@ class CheckReport:
         The rule is that of training when all ranks have read a whole epoch.
         """
         if self.fatal:
+            if self.num_fatal == 1:
+                return self.fatal[0]
             return f"{self.num_fatal} faults end it by themselves, the first: {self.fatal[0]}"
         if self.num_good == 0:
             return f"0 usable of {self.num_samples} samples{self._commonest()}"
@@ -107,6 +113,11 @@ class CheckReport:
             "captions that are cut to data.max_caption_tokens": self.num_truncated,
         }
         lines += [f"{number:10,}  {what}" for what, number in others.items() if number]
+        if self.num_names is not None:
+            lines.append(
+                f"the blacklist has {self.num_names:,} names and leaves out {self.num_blacklisted:,} of these samples; "
+                f"{self.num_names - self.num_names_met:,} of its names are names of none"
+            )
         lines += self.index_lines
         if self.stop_reason is None:
             lines.append(

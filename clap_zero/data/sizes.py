@@ -43,8 +43,8 @@ def parse_sizes(path: str, text: str) -> dict[str, int]:
         doubled = [name for name, number in names.items() if number > 1]
         if doubled:
             raise DataError(
-                f"{path} counts {doubled[0]!r} {names[doubled[0]]} times: remove what is wrong, or write it anew with "
-                "`clap-zero check --rewrite-index`"
+                f"{path} counts {doubled[0]!r} {names[doubled[0]]} times: remove what is wrong, or the file, to "
+                "have it written by `clap-zero check`"
             )
     odd = next((name for name in sizes if "/" in name or "\0" in name or name in ("", ".", "..")), None)
     if odd is not None:

@@ -93,8 +93,8 @@ def test_skipped_samples_are_counted_by_reason(tmp_path):
     write_tar(tmp_path / "train" / "0.tar", members)
     (tmp_path / "train" / "sizes.json").write_text('{"0.tar": 20}')
     report = bench_loader(options(tmp_path / "train", micro_batch=10))
-    assert set(report.skipped) == {"empty file (0 bytes)"}
-    assert "unusable samples: empty file (0 bytes)" in "\n".join(report.lines())
+    assert set(report.skipped) == {"empty file"}
+    assert "unusable samples: empty file (" in "\n".join(report.lines())
 
 
 def test_stored_mels_have_nothing_to_decode(tmp_path):
