@@ -2,7 +2,8 @@
 
 A file has a name a line; blank lines and what follows a `#` at the start of a line are passed over. A line is
 - `sha256:HEX`, the SHA-256 of the audio member's bytes;
-- anything else: a key (`train/0.tar::a/b`, `a/b` or its last part `b`), or an id.
+- anything else: a key (`train/0.tar::a/b`, `a/b` or its last part `b`), or an id. Shard parts are compared from their end,
+  part by part: `train/0.tar::a/b` also names `sounds/train/0.tar::a/b`, its key beside a second set `train`.
 
 A sample's ids are what its json has under `id`, `freesound_id`, `sound_id`, `youtube_id`, `ytid` or `video_id`, there
 or in `original_data`; and what the last part of its key shows: a Freesound number in front of `__`, or behind
@@ -71,9 +72,28 @@ class Blacklist:
             audio: bytes of the audio member.
             texts: bytes of the text members by suffix.
         """
-        if len(self._marks) and _contains(self._marks, _HASH_MARK + hashlib.sha256(audio).hexdigest()):
-            return True
-        return len(self._names) > 0 and any(_contains(self._names, name) for name in _own_names(key, texts))
+        return next(self._matches(key, audio, texts), None) is not None
+
+    def matches(self, key: str, *, audio: bytes, texts: Mapping[str, bytes]) -> frozenset[int]:
+        """The names, as hashes, that name a sample; arguments as those of `has`."""
+        return frozenset(self._matches(key, audio, texts))
+
+    def _matches(self, key: str, audio: bytes, texts: Mapping[str, bytes]) -> Iterator[int]:
+        if len(self._marks):
+            mark = _number(_HASH_MARK + hashlib.sha256(audio).hexdigest())
+            if _contains(self._marks, mark):
+                yield mark
+        if len(self._names):
+            yield from (number for number in map(_number, _own_names(key, texts)) if _contains(self._names, number))
+
+
+def told_counts(paths: Sequence[str]) -> list[str]:
+    """A line a file: how many names it has.
+
+    Raises:
+        DataError: a file cannot be read; see `Blacklist.read`.
+    """
+    return [f"data.blacklist {path}: {len(Blacklist.read([path]))} names of pairs to leave out" for path in paths]
 
 
 def _names(path: str) -> Iterator[str]:
@@ -96,9 +116,12 @@ def _names(path: str) -> Iterator[str]:
 
 def _own_names(key: str, texts: Mapping[str, bytes]) -> Iterator[str]:
     """All names that a sample goes by."""
-    base = key.partition("::")[2]
+    shard, _, base = key.partition("::")
     last = base.rsplit("/", 1)[-1]
-    yield from {key, base, last}
+    yield from {base, last}
+    parts = shard.split("/")
+    for first in range(len(parts)):
+        yield f"{'/'.join(parts[first:])}::{base}"
     for pattern in _ID_IN_NAME:
         match = pattern.fullmatch(last)
         if match is not None:
@@ -124,7 +147,7 @@ def _number(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "little")
 
 
-def _contains(numbers: np.ndarray, name: str) -> bool:
-    wanted = np.uint64(_number(name))
+def _contains(numbers: np.ndarray, number: int) -> bool:
+    wanted = np.uint64(number)
     place = int(np.searchsorted(numbers, wanted))
     return place < len(numbers) and bool(numbers[place] == wanted)

@@ -138,7 +138,13 @@ class Unpaired:
 
 @dataclass(frozen=True)
 class Blacklisted:
-    """A sample that training leaves out because the user asked for it."""
+    """A sample that training leaves out because the user asked for it.
+
+    Attributes:
+        names: hashes of the names in the blacklist that it goes by.
+    """
+
+    names: frozenset[int]
 
 
 Message = Ready | Opened | Reached | Good | Bad | Blacklisted | Note | Unpaired | Done
@@ -234,8 +240,8 @@ class _Checker:
         try:
             raw = self._reader.read(shard, sample_id)
             key = f"{shard.key_prefix}::{raw.key}"
-            if self._blacklist.has(key, audio=raw.audio, texts=raw.texts):
-                yield Blacklisted()
+            if names := self._blacklist.matches(key, audio=raw.audio, texts=raw.texts):
+                yield Blacklisted(names)
                 return
         except BadSampleError as error:
             yield Bad(self._key(shard, sample_id), str(error))

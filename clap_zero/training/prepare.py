@@ -14,6 +14,7 @@ from clap_zero.checkpoint.store import CheckpointStore
 from clap_zero.config.deepspeed import Machine, ResolvedDeepSpeed, load_ds_json, resolve
 from clap_zero.config.load import CommandLine, dump_run_config
 from clap_zero.config.schema import RunConfig
+from clap_zero.data.blacklist import told_counts
 from clap_zero.data.embedded import embedded_sounds
 from clap_zero.data.index import ShardIndex, index_of
 from clap_zero.data.overlap import shards_in_both
@@ -168,6 +169,7 @@ def _settle(
     settled = Settled(run, resolved, train, val, plan, directory.next_attempt(), resume_from)
     if val is not None:
         notes += _told_overlap(shards_in_both(train, val))
+    notes += told_counts(run.data.blacklist)
     _tell(settled, notes=[*command.notes, *notes], world=world)
     return settled
 

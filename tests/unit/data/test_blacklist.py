@@ -23,7 +23,14 @@ def test_a_key_may_be_named_whole_or_by_its_end(name):
     assert has([name]) and has(["x", name, "y"])
 
 
-@pytest.mark.parametrize("name", ["a", "0.tar::a/b", "B", "train/0.tar", "", "a/b.flac"])
+@pytest.mark.parametrize("key", ["train/0.tar::a/b", "shards/train/0.tar::a/b", "s3/x/shards/train/0.tar::a/b"])
+def test_a_key_is_compared_from_the_end_of_its_shard_part(key):
+    assert has(["train/0.tar::a/b"], key) and has(["0.tar::a/b"], key)
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "ain/0.tar::a/b", "x/train/0.tar::a/b", "train/0.tar::b", "B", "train/0.tar", "", "a/b.flac"]
+)
 def test_other_parts_of_a_key_are_no_names(name):
     assert not has([name])
 

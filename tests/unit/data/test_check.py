@@ -46,7 +46,7 @@ def test_every_finding_is_printed_and_summed(tmp_path, capsys):
     members += [("long.flac", audio_bytes(33)), ("long.txt", b"dog " * 200)]
     path = write_tar(tmp_path / "train" / "0.tar", members)
     path.write_bytes(path.read_bytes().rstrip(b"\0"))  # without an end mark
-    (tmp_path / "names.txt").write_text("listed\n")
+    (tmp_path / "names.txt").write_text("listed\ntrain/0.tar::listed\nnobody\n")
     report = tmp_path / "findings.json"
     assert run(path.parent, "--blacklist", tmp_path / "names.txt", "--json", report) == 0
     out = capsys.readouterr().out
@@ -56,7 +56,8 @@ def test_every_finding_is_printed_and_summed(tmp_path, capsys):
         "unpaired: train/0.tar::alone: no .json or .txt member",
         f"{path} has no end mark",
         "checked 25 samples in 1 shards", "21 usable", "3 unusable (12.00 %)", "1  empty file",
-        "1  FLAC cannot be decoded", "1  samples that the blacklist names", "1  keys without audio or caption",
+        "1  FLAC cannot be decoded", "1  samples that the blacklist names",
+        "the blacklist has 3 names and leaves out 1 of these samples; 1 of its names are names of none", "1  keys without audio or caption",
         "1  captions that are cut",
     ):  # fmt: skip
         assert line in out, line
