@@ -16,6 +16,7 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -113,6 +114,13 @@ def is_logmel(data: bytes) -> bool:
     return data[: len(_MAGIC)] == _MAGIC
 
 
+def stored_truncation(data: bytes) -> Literal["fusion", "rand_trunc"] | None:
+    """The kind of model that a stored log-mel was made for, as its header says it; None where that is cut off."""
+    if len(data) < _HEADER.size:
+        return None
+    return "rand_trunc" if data[len(_MAGIC) + 1] else "fusion"
+
+
 def decode_logmel(data: bytes, cfg: FeatureConfig) -> StoredMel:
     """Reads a stored log-mel; costs no memory beside `data`, whatever its header claims.
 
@@ -149,7 +157,8 @@ def _check_made_for(made_with: tuple[str | float, ...], cfg: FeatureConfig) -> N
         if was != getattr(cfg, name)
     ]
     if differing:
-        raise AudioError(
-            f"stored log-mel was made for another model ({', '.join(differing)}): pack again with --store logmel "
-            f"--truncation {cfg.truncation}, or train from audio"
-        )
+        out = f"pack again with --store logmel --truncation {cfg.truncation}, or train from audio"
+        if made_with[1:] == tuple(getattr(cfg, name) for name in names[1:]):
+            other = "rand_trunc" if made_with[0] == "slaney" else "fusion"
+            out += f", or take a {other} model for it (--truncation {other} of check and bench)"
+        raise AudioError(f"stored log-mel was made for another model ({', '.join(differing)}): {out}")

@@ -2,8 +2,8 @@
 
 A file has a name a line; blank lines and what follows a `#` at the start of a line are passed over. A line is
 - `sha256:HEX`, the SHA-256 of the audio member's bytes;
-- anything else: a key (`train/0.tar::a/b`, `a/b` or its last part `b`), or an id. Shard parts are compared from their end,
-  part by part: `train/0.tar::a/b` also names `sounds/train/0.tar::a/b`, its key beside a second set `train`.
+- anything else: a key (`train/0.tar::a/b`, `a/b` or its last part `b`), or an id. Shard parts are compared from their
+  end, part by part: `train/0.tar::a/b` also names `sounds/train/0.tar::a/b`, its key beside a second set `train`.
 
 A sample's ids are what its json has under `id`, `freesound_id`, `sound_id`, `youtube_id`, `ytid` or `video_id`, there
 or in `original_data`; and what the last part of its key shows: a Freesound number in front of `__`, or behind

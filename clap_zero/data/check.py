@@ -39,7 +39,7 @@ class CheckOptions:
         shards: split directories, tars or brace patterns.
         workers: processes.
         rule: how captions are made.
-        truncation: kind of model; a stored log-mel has to fit it.
+        truncation: kind of model; a stored log-mel has to fit it. None: the kind that it was made for.
         max_seconds: longest part of a clip that is decoded, in seconds.
         max_caption_tokens: longest caption, special tokens included.
         max_bad_fraction: part of an epoch that may be unusable.
@@ -55,7 +55,7 @@ class CheckOptions:
     shards: tuple[str, ...]
     workers: int = 1
     rule: CaptionRule = field(default_factory=CaptionRule)
-    truncation: Literal["fusion", "rand_trunc"] = "fusion"
+    truncation: Literal["fusion", "rand_trunc"] | None = None
     max_seconds: float = 60.0
     max_caption_tokens: int = 77
     max_bad_fraction: float = 0.05
@@ -73,7 +73,7 @@ class CheckOptions:
             rank=0,
             world_size=1,
             micro_batch=1,
-            features=FeatureConfig(self.truncation),
+            features=FeatureConfig(self.truncation or "fusion"),
             max_caption_tokens=self.max_caption_tokens,
             max_seconds=self.max_seconds,
             max_bad_fraction=self.max_bad_fraction,
@@ -111,6 +111,7 @@ def check(options: CheckOptions) -> CheckReport:
             with contextlib.closing(messages):  # its processes end with this, whatever ends it
                 for task, message in messages:
                     tally.take(task, message)
+        report.count_rarer_kind()
         num = report.num_samples = report.num_good + report.num_bad + report.num_blacklisted
         report.max_bad = bad_limit(num, num_samples=num, max_bad_fraction=options.max_bad_fraction)
         report.index_lines = files.close()
@@ -160,7 +161,13 @@ def _each_once(*names: str) -> Iterator[None]:
 
 def _tasks(index: ShardIndex, options: CheckOptions) -> Iterator[Task]:
     for number in range(index.num_shards):
-        yield Task(number, index.shard(number), options.rule, recount=options.rewrite_index)
+        yield Task(
+            number,
+            index.shard(number),
+            options.rule,
+            recount=options.rewrite_index,
+            any_kind=options.truncation is None,
+        )
 
 
 class _Tally:
@@ -179,6 +186,8 @@ class _Tally:
             report.num_good += 1
             report.num_truncated += message.num_truncated
             report.duration_s += message.duration_s
+            if message.logmel is not None:
+                report.logmels[message.logmel] += 1
             self._files.add_duration(task.number, message.duration_s)
             self._bar.update()
         elif isinstance(message, Bad):

@@ -35,8 +35,7 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     same.add_argument(
         "--truncation",
         choices=("fusion", "rand_trunc"),
-        default="fusion",
-        help="kind of model, which a stored log-mel must fit (%(default)s)",
+        help="kind of model, which a stored log-mel must fit (default: the kind that it was made for)",
     )
     same.add_argument("--max-seconds", type=float, default=60.0, metavar="S", help="longest part decoded (%(default)s)")
     same.add_argument(

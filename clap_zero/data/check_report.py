@@ -34,6 +34,7 @@ class CheckReport:
         num_notes: what is wrong and loses nothing, such as a file of which the readable part is used.
         num_truncated: captions that are cut.
         duration_s: seconds of sound decoded.
+        logmels: how many usable samples are log-mels that were stored for which kind of model.
         reasons: how many samples were bad for which kind of reason.
         fatal: the first few that end training by themselves: sources that cannot be read, samples that kill a process.
         num_fatal: how many of those.
@@ -53,6 +54,7 @@ class CheckReport:
     num_notes: int = 0
     num_truncated: int = 0
     duration_s: float = 0.0
+    logmels: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     fatal: list[str] = field(default_factory=list)
     num_fatal: int = 0
@@ -63,6 +65,15 @@ class CheckReport:
         """Counts samples that cannot be used."""
         self.num_bad += number
         count_kind(self.reasons, reason_kind(reason), number)
+
+    def count_rarer_kind(self) -> None:
+        """Counts log-mels as unusable that were stored for another kind of model than most: no model takes both."""
+        for kind, number in self.logmels.most_common()[1:]:
+            self.num_good -= number
+            self.count_bad(
+                f"stored log-mel was made for another model (most are for the other kind than {kind})", number
+            )
+            del self.logmels[kind]
 
     def count_fatal(self, what: str) -> None:
         """Notes what ends training by itself."""
@@ -113,6 +124,7 @@ class CheckReport:
             "captions that are cut to data.max_caption_tokens": self.num_truncated,
         }
         lines += [f"{number:10,}  {what}" for what, number in others.items() if number]
+        lines += [f"{number:10,}  log-mels, stored for {kind} models alone" for kind, number in self.logmels.items()]
         if self.num_names is not None:
             lines.append(
                 f"the blacklist has {self.num_names:,} names and leaves out {self.num_blacklisted:,} of these samples; "

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
+from clap_zero.audio.logmel import is_logmel, stored_truncation
 from clap_zero.data.batch import LoaderPlan
 from clap_zero.data.blacklist import Blacklist
 from clap_zero.data.captions import CaptionRule
@@ -47,6 +48,7 @@ class Task:
         rule: how captions are made.
         first: sample to begin with.
         lost: samples that ended an earlier process, and how; they are not read again.
+        any_kind: take a stored log-mel for the kind of model that it was made for.
         recount: read the pairs that are there instead of those of the count of record.
     """
 
@@ -55,6 +57,7 @@ class Task:
     rule: CaptionRule
     first: int = 0
     lost: Mapping[int, str] = field(default_factory=dict)
+    any_kind: bool = False
     recount: bool = False
 
 
@@ -92,10 +95,12 @@ class Good:
     Attributes:
         duration_s: seconds of sound that were decoded.
         num_truncated: captions that are longer than the model takes.
+        logmel: the kind of model that a stored log-mel is for; None for audio.
     """
 
     duration_s: float
     num_truncated: int
+    logmel: str | None = None
 
 
 @dataclass(frozen=True)
@@ -195,8 +200,13 @@ class _Checker:
         self._rate_hz, self._hop = plan.features.sample_rate_hz, plan.features.hop
         self._reader = ShardReader(plan.policy, shards_kept=1)
         # As in evaluation: the whole clip is decoded and all captions are read, not a part drawn by chance.
+        kinds: tuple[Literal["fusion", "rand_trunc"], ...] = ("fusion", "rand_trunc")
+        self._decode = UnlessBad(DecodeClip(plan, training=False))
+        self._decode_kind = {
+            kind: UnlessBad(DecodeClip(replace(plan, features=replace(plan.features, truncation=kind)), training=False))
+            for kind in kinds
+        }
         self._stages = (
-            UnlessBad(DecodeClip(plan, training=False)),
             UnlessBad(ChooseCaptions(plan, training=False)),
             UnlessBad(Tokenise(plan)),
         )
@@ -248,14 +258,16 @@ class _Checker:
             return
         sample: Sample = {"__key__": key, "__url__": shard.path, "audio": raw.audio, "texts": raw.texts}
         sample["rule"] = task.rule
-        for stage in self._stages:
+        kind = stored_truncation(raw.audio) if is_logmel(raw.audio) else None
+        decode = self._decode if kind is None or not task.any_kind else self._decode_kind[kind]
+        for stage in (decode, *self._stages):
             stage(sample)
         if "fault" in sample:
             yield Bad(key, sample["fault"])
             return
         for note in sample["notes"]:
             yield Note(note)
-        yield Good(self._duration_s(sample["clip"]), sample["num_truncated"])
+        yield Good(self._duration_s(sample["clip"]), sample["num_truncated"], kind)
 
     def _key(self, shard: Shard, sample_id: int) -> str:
         return f"{shard.key_prefix}::{self._reader.key(shard, sample_id)}"

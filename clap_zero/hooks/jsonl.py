@@ -41,15 +41,25 @@ class MetricsHook(Hook):
     def on_stop(self, trainer: Trainer, reason: str) -> None:
         self.event("stop", trainer, reason=reason)
 
-    def on_end(self, trainer: Trainer) -> None:
-        self.event("end", trainer)
-
     def on_close(self, trainer: Trainer) -> None:
         self._lines.close()
 
     def event(self, name: str, trainer: Trainer, **fields: Any) -> None:
         """Write a line that is no step."""
         self._lines.append({"event": name, "step": trainer.state.step, "attempt": self._attempt, **fields})
+
+
+class EndHook(Hook):
+    """The last line of a complete run in RUN/metrics.jsonl; has to be the last hook. Rank 0 only."""
+
+    def __init__(self, metrics: MetricsHook) -> None:
+        """Args:
+        metrics: Has the file.
+        """
+        self._metrics = metrics
+
+    def on_end(self, trainer: Trainer) -> None:
+        self._metrics.event("end", trainer)
 
 
 class KeysHook(Hook):

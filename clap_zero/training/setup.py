@@ -23,7 +23,7 @@ from clap_zero.hooks.checkpoint import CheckpointHook
 from clap_zero.hooks.console import ConsoleHook
 from clap_zero.hooks.data import DataHook
 from clap_zero.hooks.evaluate import EvaluateHook
-from clap_zero.hooks.jsonl import KeysHook, MetricsHook
+from clap_zero.hooks.jsonl import EndHook, KeysHook, MetricsHook
 from clap_zero.hooks.wandb import WandbHook
 from clap_zero.model.activation import enable_activation_checkpointing
 from clap_zero.model.clap import build_model, feature_config
@@ -210,3 +210,5 @@ def _hooks(
             every_steps=run.evaluate.every_steps,
             max_bad_fraction=run.data.max_bad_fraction,
         )
+    if metrics is not None:
+        yield EndHook(metrics)  # what the others do at the end is on record before it

@@ -80,6 +80,8 @@ def test_every_shipped_json_trains_as_it_is(tmp_path: Path, shards: tuple[Path, 
     assert code == 0, output
     lines = steps(tmp_path / "runs" / f"tiny-{Path(name).stem}")
     assert list(lines) == [1, 2, 3] and all(line["loss"] > 0 for line in lines.values())
+    last = read_jsonl(tmp_path / "runs" / f"tiny-{Path(name).stem}" / "metrics.jsonl")[-1]
+    assert last["event"] == "end" and last["step"] == 3  # behind the last checkpoint, evaluation and epoch
 
 
 def test_a_run_that_diverges_says_so(tmp_path: Path, shards: tuple[Path, Path]) -> None:

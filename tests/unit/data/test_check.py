@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
@@ -57,7 +59,8 @@ def test_every_finding_is_printed_and_summed(tmp_path, capsys):
         f"{path} has no end mark",
         "checked 25 samples in 1 shards", "21 usable", "3 unusable (12.00 %)", "1  empty file",
         "1  FLAC cannot be decoded", "1  samples that the blacklist names",
-        "the blacklist has 3 names and leaves out 1 of these samples; 1 of its names are names of none", "1  keys without audio or caption",
+        "the blacklist has 3 names and leaves out 1 of these samples; 1 of its names are names of none",
+        "1  keys without audio or caption",
         "1  captions that are cut",
     ):  # fmt: skip
         assert line in out, line
@@ -156,15 +159,29 @@ def test_indexes_of_remote_directories_get_names_of_their_own():
 
 
 def test_stored_log_mels_are_read_and_have_to_fit_the_model(tmp_path, capsys):
-    features = ClapFeatures(FeatureConfig("fusion"), device="cpu")
+    for kind, other in (("fusion", "rand_trunc"), ("rand_trunc", "fusion")):
+        split = tmp_path / kind
+        write_tar(split / "0.tar", logmels(kind, range(3)))
+        assert run(split, "--truncation", kind) == run(split) == 0
+        assert f"3  log-mels, stored for {kind} models alone" in capsys.readouterr().out
+        assert run(split, "--truncation", other) == 3
+        said = capsys.readouterr()
+        assert "0 usable of 3 samples" in said.err and f"--truncation {kind} of check" in said.out
+
+
+def test_log_mels_of_both_kinds_are_for_no_model(tmp_path, capsys):
+    write_tar(tmp_path / "train" / "0.tar", logmels("fusion", range(20)) + logmels("rand_trunc", range(20, 40)))
+    assert run(tmp_path / "train") == 3
+    assert "20  stored log-mel was made for another model" in capsys.readouterr().out
+
+
+def logmels(kind: Literal["fusion", "rand_trunc"], numbers: Iterable[int]) -> list[tuple[str, bytes]]:
+    features = ClapFeatures(FeatureConfig(kind), device="cpu")
     members = []
-    for number in range(3):
+    for number in numbers:
         clip = load_clip(audio_bytes(number), max_seconds=1)
         members += [(f"k{number}.logmel", encode_logmel(clip, features)), (f"k{number}.txt", b"x")]
-    write_tar(tmp_path / "train" / "0.tar", members)
-    assert run(tmp_path / "train", "--truncation", "fusion") == 0
-    assert run(tmp_path / "train", "--truncation", "rand_trunc") == 3
-    assert "0 usable of 3 samples" in capsys.readouterr().err
+    return members
 
 
 class Fatal(DecodeClip):
