@@ -27,6 +27,7 @@ from clap_zero.data.places import ReadPolicy
 from clap_zero.data.shards import ShardReader
 from clap_zero.data.skips import reason_kind
 
+_MICRO_BATCH = 32
 _YARDSTICK_CLIPS = 64
 _YARDSTICK_BYTES = 64_000_000
 
@@ -39,7 +40,7 @@ class BenchOptions:
         shards: split directories, tars or brace patterns, as data.train takes them.
         seconds: how long batches are taken, after a start that does not count.
         workers: loader processes; 0 reads in this process.
-        micro_batch: pairs of a batch.
+        micro_batch: pairs of a batch; None: 32, or all samples where there are fewer.
         truncation: kind of model, "rand_trunc" or "fusion".
         seed: of the order, crops and captions.
         features: compute the log-mels of each batch, too, on the GPU where there is one.
@@ -52,7 +53,7 @@ class BenchOptions:
     shards: tuple[str, ...]
     seconds: float = 10.0
     workers: int = 0
-    micro_batch: int = 32
+    micro_batch: int | None = None
     truncation: Literal["rand_trunc", "fusion"] = "rand_trunc"
     seed: int = 0
     features: bool = False
@@ -70,10 +71,11 @@ def bench_loader(options: BenchOptions) -> BenchReport:
         ConfigError: a setting is out of range.
     """
     index = load_index(options.shards, policy=options.policy, caption_key=options.caption_key)
+    micro_batch = options.micro_batch or min(_MICRO_BATCH, index.num_samples)
     plan = LoaderPlan(
         rank=0,
         world_size=1,
-        micro_batch=options.micro_batch,
+        micro_batch=micro_batch,
         features=FeatureConfig(truncation=options.truncation),
         seed=options.seed,
         shuffle_shards=options.shuffle_shards,
@@ -101,7 +103,7 @@ def bench_loader(options: BenchOptions) -> BenchReport:
         num_shards=index.num_shards,
         num_samples=index.num_samples,
         workers=options.workers,
-        micro_batch=options.micro_batch,
+        micro_batch=micro_batch,
         truncation=options.truncation,
         device=None if device is None else device.type,
         **measured,

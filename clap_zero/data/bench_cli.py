@@ -29,7 +29,12 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"loader processes, 0: this one (default: the cores of this machine, at most {_MOST_WORKERS})",
     )
-    parser.add_argument("--micro-batch", type=int, default=32, metavar="PAIRS", help="size of a batch (%(default)s)")
+    parser.add_argument(
+        "--micro-batch",
+        type=int,
+        metavar="PAIRS",
+        help="size of a batch (default: 32, or all samples if they are fewer)",
+    )
     parser.add_argument(
         "--features", action="store_true", help="compute log-mels, too, on the GPU or else on this CPU with one thread"
     )
@@ -54,7 +59,7 @@ def bench_from_args(args: argparse.Namespace) -> None:
     """
     if not 0 < args.seconds <= 86_400:
         raise ConfigError(f"--seconds {args.seconds:g}: more than 0 and at most 86400 is needed")
-    if args.micro_batch < 1:
+    if args.micro_batch is not None and args.micro_batch < 1:
         raise ConfigError(f"--micro-batch {args.micro_batch}: at least 1 is needed")
     if args.workers is not None and args.workers < 0:
         raise ConfigError(f"--workers {args.workers}: 0 or more is needed")

@@ -107,6 +107,10 @@ class BenchReport:
         """One sentence: what is the limit, and the way out."""
         if not any(self.stage_s.values()):
             return "no stage took time that could be measured: take more --seconds"
+        return self._limit().replace("--data.workers", "--workers").replace("--data.cache_dir", "--cache-dir")
+
+    def _limit(self) -> str:
+        """The sentence, with the settings as they are called in training."""
         name, share = next(iter(self.shares.items()))
         if share < _LIMIT_SHARE:
             return f"no stage is the limit by itself, {name} takes most ({share:.0%}): more --data.workers"

@@ -120,7 +120,7 @@ class CheckReport:
         others = {
             "samples that the blacklist names": self.num_blacklisted,
             "keys without audio or caption, not counted as samples": self.num_unpaired,
-            "notes on what is damaged and loses nothing": self.num_notes,
+            "notes on what loses nothing": self.num_notes,
             "captions that are cut to data.max_caption_tokens": self.num_truncated,
         }
         lines += [f"{number:10,}  {what}" for what, number in others.items() if number]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clap_zero.data.members import BadSampleError, ShardContents, group_open
-from clap_zero.data.places import ReadPolicy, is_remote, local_path, shown
+from clap_zero.data.places import ReadPolicy, host, is_remote, local_path, shown
 from clap_zero.data.preads import pread_all
 from clap_zero.data.regular import open_regular
 from clap_zero.data.samples import MAX_MEMBER_BYTES, RawSample, read_group, sample_in
@@ -180,6 +180,10 @@ class ShardReader:
             return None if data is None else sample_in(data)
         except (SpansError, RangeError) as error:
             self._without_spans.add(shard.path)
+            if isinstance(error, RangeError) and error.whole_only:
+                server = host(shard.path)
+                self._note(f"{server} gives whole files only, no parts of them: shards are downloaded whole", server)
+                return None
             where = shown(shard.spans.path)
             self._note(f"{where} cannot be used for {shown(shard.path)}, which is read without it: {error}", where)
             return None

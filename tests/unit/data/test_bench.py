@@ -97,6 +97,13 @@ def test_skipped_samples_are_counted_by_reason(tmp_path):
     assert "unusable samples: empty file (" in "\n".join(report.lines())
 
 
+def test_few_samples_make_a_smaller_batch_and_hints_name_arguments_of_bench(tmp_path):
+    write_tar(tmp_path / "train" / "0.tar", [member for n in range(5) for member in pair(f"k{n}", n)])
+    report = bench_loader(BenchOptions((str(tmp_path / "train"),), seconds=0.1))
+    assert report.micro_batch == 5 and report.num_pairs >= 10
+    assert "--data." not in report.verdict()
+
+
 def test_stored_mels_have_nothing_to_decode(tmp_path):
     features = ClapFeatures(FeatureConfig("rand_trunc"), device="cpu")
     data = encode_logmel(np.ones(4800, dtype=np.int16), features)
