@@ -18,6 +18,7 @@ from clap_zero.data.loader import eval_batches, train_batches
 from clap_zero.data.partition import DataPosition
 from clap_zero.data.public import holds_secrets, public_config
 from clap_zero.data.skip_limit import SkipLimit
+from clap_zero.data.stored_kind import check_stored_kind
 from clap_zero.distributed.world import World, cores_per_rank, set_cpu_threads
 from clap_zero.hooks.checkpoint import CheckpointHook
 from clap_zero.hooks.console import ConsoleHook
@@ -26,12 +27,12 @@ from clap_zero.hooks.evaluate import EvaluateHook
 from clap_zero.hooks.jsonl import EndHook, KeysHook, MetricsHook
 from clap_zero.hooks.wandb import WandbHook
 from clap_zero.model.activation import enable_activation_checkpointing
-from clap_zero.model.clap import build_model, feature_config
-from clap_zero.model.pretrained import resolve_pretrained
+from clap_zero.model.clap import build_model, clap_config, feature_config
+from clap_zero.model.pretrained import read_config, resolve_pretrained
 from clap_zero.training.engine import Engine
 from clap_zero.training.hooks import Hook
 from clap_zero.training.loop import Trainer
-from clap_zero.training.prepare import Settled
+from clap_zero.training.prepare import Settled, on_main
 from clap_zero.training.schedule import Schedule
 from clap_zero.training.step import Stepper
 
@@ -53,8 +54,12 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
     set_cpu_threads(world)
     # A hub name becomes a directory here, once, for the weights, the features and the tokenizer alike.
     pretrained = None if run.model.pretrained is None else str(resolve_pretrained(run.model.pretrained))
+    geometry = None if run.model.preset is None else load_preset(run.model.preset).model
+    model_config = clap_config(geometry or {}) if pretrained is None else read_config(Path(pretrained))
+    config = feature_config(model_config, pretrained, truncation=run.data.truncation)
+    on_main(world, lambda: _check_stored_kinds(settled, config))
     model = build_model(
-        geometry=None if run.model.preset is None else load_preset(run.model.preset).model,
+        geometry=geometry,
         pretrained=pretrained,
         batch_norm=run.model.batch_norm,
         dropout=run.model.dropout,
@@ -62,7 +67,6 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
         ds_config=resolved.config,
         device=world.device,
     )
-    config = feature_config(model.config, pretrained, truncation=run.data.truncation)
     enable_activation_checkpointing(model, resolved.config)
     engine = Engine(model, resolved=resolved, world=world)
     state = TrainState(step=0, epoch=0, offset=0, samples=0, world_size=world.size, stage=resolved.stage)
@@ -99,6 +103,12 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
         run_dir=settled.directory.path,
         stop_requested=stop_requested,
     )
+
+
+def _check_stored_kinds(settled: Settled, features: FeatureConfig) -> None:
+    for index in (settled.train, settled.val):
+        if index is not None:
+            check_stored_kind(index, truncation=features.truncation)
 
 
 def _train_plan(settled: Settled, reading: dict[str, Any], *, state: TrainState, world: World) -> LoaderPlan:

@@ -179,6 +179,15 @@ def test_a_shard_that_was_hinted_and_fails_is_named_at_the_read(site, policy):
     reader.close()
 
 
+def test_a_server_without_ranges_is_named_once_as_what_it_is(site, split, policy):
+    site.faults["/train/0.tar"] = site.faults["/train/1.tar"] = Fault(no_ranges=True)
+    reader = ShardReader(policy)
+    assert read_all(reader, shard(site, spans=True)) == expected(split)
+    (note,) = reader.take_notes()
+    assert note.startswith("http://") and "gives whole files only" in note and "spans.npy" not in note
+    reader.close()
+
+
 @pytest.mark.parametrize("spans", ["stale", "short", "junk", "absent"])
 def test_spans_that_do_not_fit_cost_a_note_and_no_sample(site, split, policy, tmp_path, spans):
     table = site.files["/train/spans.npy"]
