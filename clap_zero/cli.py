@@ -30,7 +30,7 @@ COMMANDS = {
     "eval": "retrieval figures of a run on its held-out pairs",
     "export": "write a run's model as a Hugging Face directory",
     "check-config": "check a command line of `train` and print its arithmetic, without starting anything",
-    "bench": "measure how fast a part is; `clap-zero bench loader SHARDS` reads shards",
+    "bench": "measure how fast a part is: `clap-zero bench loader SHARDS` or `clap-zero bench objective`",
 }
 
 _USAGE = """\
@@ -144,6 +144,13 @@ def _check(argv: list[str]) -> int:
 
 
 def _bench(argv: list[str]) -> int:
+    if argv[:1] == ["objective"]:
+        from clap_zero.objective import bench
+
+        parser = _Parser("bench")
+        bench.add_bench_arguments(parser)
+        bench.bench_from_args(parser.read(argv[1:]))
+        return 0
     from clap_zero.data.bench_cli import add_bench_arguments, bench_from_args
 
     parser = _Parser("bench")
@@ -219,16 +226,18 @@ def _check_config(argv: list[str]) -> int:
     own, rest = _split_flags(argv, {"world_size": "1", "num_samples": "", "memory_gb": "0", "device": ""})
     from clap_zero.config.deepspeed import Machine, load_ds_json, resolve
     from clap_zero.config.load import parse_command_line
+    from clap_zero.config.objective import told_objective
 
     device = own["device"] or _device_here()
     if device not in ("cpu", "cuda"):
         raise ConfigError(f"--device {device}: cpu and cuda are possible")
     command = parse_command_line(rest, has_gpu=device != "cpu")
     samples = own["num_samples"]
+    world_size = _whole("--world-size", own["world_size"], least=1)
     resolved = resolve(
         load_ds_json(command.ds_path, command.ds_overrides),
         command.run,
-        world_size=_whole("--world-size", own["world_size"], least=1),
+        world_size=world_size,
         machine=Machine(
             memory_bytes=int(_real("--memory-gb", own["memory_gb"]) * 1e9),
             num_samples=_whole("--num-samples", samples) if samples else _count_samples(command.run.data),
@@ -240,6 +249,13 @@ def _check_config(argv: list[str]) -> int:
     train = resolved.run.train
     print(f"for {own['world_size']} ranks on {device} (--world-size and --device say otherwise)")
     print("\n".join([*command.notes, *resolved.explanation]))
+    negatives = told_objective(
+        resolved.run.objective,
+        micro_batch=resolved.micro_batch,
+        accumulation=resolved.accumulation,
+        world_size=world_size,
+    )
+    print("\n".join(negatives))
     print(f"optimizer steps {length}, warm-up {train.warmup_steps}, learning rate {train.learning_rate:g}")
     print(f"run directory {command.run.run_dir}")
     return 0

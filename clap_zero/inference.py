@@ -35,6 +35,7 @@ class ClapEmbedder:
         dimension: Width d of the vectors.
         sample_rate_hz: Rate that arrays are taken to have unless another is given.
         logit_scale: The factor on cosine similarities that the model was trained with.
+        logit_bias: What the sigmoid objective adds to them, None for models that were not trained with it.
     """
 
     def __init__(self, model: ClapForContrast, source: ModelSource, *, device: torch.device) -> None:
@@ -51,7 +52,9 @@ class ClapEmbedder:
         self.dimension = int(model.config.projection_dim)
         self.sample_rate_hz = source.features.sample_rate_hz
         with torch.no_grad():
-            self.logit_scale = float(model().logit_scale)
+            output = model()
+        self.logit_scale = float(output.logit_scale)
+        self.logit_bias = None if output.logit_bias is None else float(output.logit_bias)
 
     def embed_audio(
         self, clips: Clip | Sequence[Clip], *, sample_rate_hz: int | None = None, batch_size: int = BATCH_SIZE

@@ -59,6 +59,7 @@ class ModelSource:
             seed=0,
             ds_config={},
             device=device,
+            with_bias=None,
         )
 
 

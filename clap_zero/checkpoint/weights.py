@@ -23,6 +23,7 @@ from clap_zero.checkpoint.files import (
 )
 from clap_zero.checkpoint.masters import full_shape, stream_masters
 from clap_zero.distributed.collectives import rank_and_size
+from clap_zero.model import logit_bias
 from clap_zero.model.clap import MAX_LOGIT_SCALE
 
 MAX_FILE_BYTES = 256 << 20
@@ -39,14 +40,22 @@ def _spec(name: str, shape: torch.Size, dtype: torch.dtype) -> TensorSpec:
 
 def _weight_specs(module: nn.Module) -> list[TensorSpec]:
     """What the files will hold: all parameters as fp32, then the persistent buffers (floating ones as fp32)."""
-    specs = [_spec(name, full_shape(parameter), torch.float32) for name, parameter in module.named_parameters()]
+    specs = [
+        _spec(name, full_shape(parameter), torch.float32)
+        for name, parameter in module.named_parameters()
+        if name != logit_bias.PARAMETER
+    ]
     for name, buffer in persistent_buffers(module).items():
         specs.append(_spec(name, buffer.shape, torch.float32 if buffer.is_floating_point() else buffer.dtype))
     return specs
 
 
-def _stream(engine: DeepSpeedEngine) -> Iterator[tuple[str, Tensor]]:
+def _stream(engine: DeepSpeedEngine, config: dict[str, object]) -> Iterator[tuple[str, Tensor]]:
+    """Names and values in the order of the specs. The sigmoid objective's bias goes to `config` instead."""
     for name, value in stream_masters(engine):
+        if name == logit_bias.PARAMETER:
+            config[logit_bias.CONFIG_KEY] = float(value)
+            continue
         # The trainer holds a scale that overshot within its bounds in every forward; other programs do not.
         bounded = name.rpartition(".")[2] in SCALE_NAMES
         yield name, value.clamp(0.0, math.log(MAX_LOGIT_SCALE)) if bounded else value
@@ -71,10 +80,11 @@ def write_weights(
     rank, _ = rank_and_size()
     files = split_into_files(_weight_specs(engine.module), max_file_bytes)
     if rank != 0:
-        for _ in _stream(engine):
+        for _ in _stream(engine, {}):
             pass
         return {}, None
-    stream = _stream(engine)
+    config = model_config(engine.module)
+    stream = _stream(engine, config)
     records: dict[str, FileRecord] = {}
     try:
         for index, specs in enumerate(files):
@@ -90,7 +100,8 @@ def write_weights(
         records[INDEX] = write_json(
             directory / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         )
-        records[CONFIG] = write_json(directory / CONFIG, model_config(engine.module))
+        assert (getattr(engine.module, logit_bias.PARAMETER, None) is None) == (logit_bias.CONFIG_KEY not in config)
+        records[CONFIG] = write_json(directory / CONFIG, config)
         error = None
     except OSError as failure:
         error = failure

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
 
 from clap_zero.config.data import DataSection
+from clap_zero.config.objective import ObjectiveSection
 from clap_zero.config.section import Auto, PositiveInt, Section, Text, accepts, key
 
 __all__ = ["PRESETS", "RunConfig", "Section", "accepts", "iter_keys"]
@@ -126,6 +127,7 @@ class RunConfig(Section):
 
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
+    objective: ObjectiveSection = ObjectiveSection()
     train: TrainSection = TrainSection()
     evaluate: EvaluateSection = EvaluateSection()
     checkpoint: CheckpointSection = CheckpointSection()

@@ -119,7 +119,8 @@ class Batch(_Movable):
         clips: the waveforms, int16.
         input_ids: int64 (b, L), padded with 1 to the longest caption.
         attention_mask: int64 (b, L).
-        caption_ids: int64 (b,), equal where captions are equal (a hash of the text).
+        caption_ids: int64 (b,), equal where captions are equal (a hash of the text), or where the samples' json names
+            the same `group`.
         keys: `shard::basename` of each sample that is really in the batch.
         position: where the step that this micro batch belongs to begins.
         micro_index: 0-based number of the micro batch in its step.

@@ -169,6 +169,30 @@ def usable_captions(value: object, source: str) -> list[str]:
     return captions
 
 
+def group_of(texts: Mapping[str, bytes]) -> str | None:
+    """The name of the group of pairs that a sample's json puts it in under `group`, a string or a whole number.
+
+    Pairs of one group count as having the same caption, whatever theirs are. None without a group.
+    """
+    if b'"group"' not in texts.get(".json", b""):
+        return None
+    group = _record(texts).get("group")
+    if isinstance(group, bool) or not isinstance(group, str | int):
+        return None
+    return str(group).encode("utf-8", "replace").decode("utf-8")  # a lone surrogate cannot be hashed
+
+
+def pair_id(texts: Mapping[str, bytes], caption: Caption) -> int:
+    """A 63-bit number that is equal for pairs of a batch which are each other's positives.
+
+    Args:
+        texts: bytes of the sample's text members by suffix.
+        caption: the caption that was drawn.
+    """
+    group = group_of(texts)
+    return caption_id(caption.bare if group is None else f"\0group\0{group}")
+
+
 def caption_id(caption: str) -> int:
     """A 63-bit number that is equal for equal captions."""
     return int.from_bytes(hashlib.blake2b(caption.encode("utf-8"), digest_size=8).digest(), "little") >> 1

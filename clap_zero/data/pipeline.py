@@ -18,7 +18,7 @@ from clap_zero.audio.pcm import load_pcm
 from clap_zero.audio.waveform import crop
 from clap_zero.data.batch import Batch, EvalBatch, LoaderPlan
 from clap_zero.data.blacklist import Blacklist
-from clap_zero.data.captions import all_captions, caption_id, draw_caption
+from clap_zero.data.captions import all_captions, caption_id, draw_caption, pair_id
 from clap_zero.data.index import ShardIndex
 from clap_zero.data.partition import sample_generator
 from clap_zero.data.slots import Sample, SlotSource, UnlessBad
@@ -137,12 +137,13 @@ class ChooseCaptions:
             texts, rule = sample.pop("texts"), sample["rule"]
             if self._training:
                 captions = [draw_caption(texts, rule, lambda: _generator(sample, self._plan, _CAPTION))]
+                sample["caption_ids"] = [pair_id(texts, captions[0])]
             else:
                 notes: list[str] = []
                 captions = all_captions(texts, rule, notes=notes)
                 sample["notes"] = [*sample.get("notes", ()), *(f"{sample['__key__']}: {note}" for note in notes)]
+                sample["caption_ids"] = [caption_id(caption.bare) for caption in captions]
             sample["captions"] = [caption.text for caption in captions]
-            sample["caption_ids"] = [caption_id(caption.bare) for caption in captions]
 
 
 class Tokenise:

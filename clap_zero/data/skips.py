@@ -182,15 +182,15 @@ class SkipWatch:
             )
 
     def _see_equal(self, batch: Batch) -> None:
-        """Equal captions are negatives of each other, in spite of what they say: said once where they are many."""
+        """Pairs with equal captions are no good negatives of each other: said once where they are many."""
         self._captions += len(batch)
         self._equal += num_equal(batch)
         if self._captions >= _EQUAL_WINDOW:
             if self._equal > _MANY_EQUAL * self._captions and not self._equal_said:
                 self._equal_said = True
                 _logger.warning(
-                    "rank %d: %d of %d captions equal another one of their micro batch: each is a negative of the "
-                    "other's clip, which holds the loss up; more varied captions avoid it",
+                    "rank %d: %d of %d captions equal another one of their micro batch: objective.positives says what "
+                    "becomes of such pairs; more varied captions would teach more",
                     self._plan.rank,
                     self._equal,
                     self._captions,

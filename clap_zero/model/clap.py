@@ -17,6 +17,7 @@ from clap_zero.model.batch_norm import Policy, replace_batch_norm
 from clap_zero.model.features import feature_config
 from clap_zero.model.geometry import clap_config, override_dropout
 from clap_zero.model.initial import initialise_weights
+from clap_zero.model.logit_bias import INITIAL_BIAS, INITIAL_SCALE, as_number, fill_bias, make_bias, take_bias
 from clap_zero.model.pretrained import load_pretrained, read_config, resolve_pretrained
 from clap_zero.model.towers import replace_patch_embedding
 
@@ -33,32 +34,37 @@ class ContrastOutput(NamedTuple):
         audio_embeds: (b, d) fp32, L2-normalised; None without audio.
         text_embeds: (c, d) fp32, L2-normalised; None without text.
         logit_scale: () fp32, in [1, 100].
+        logit_bias: () fp32; None for a model without one.
     """
 
     audio_embeds: Tensor | None
     text_embeds: Tensor | None
     logit_scale: Tensor
+    logit_bias: Tensor | None = None
 
 
 class ClapForContrast(ClapModel):
     """ClapModel with fp32 tail and BatchNorm, one-dimensional logit scales and a graph that is equal on all ranks.
 
-    State-dict names are those of ClapModel; only `logit_scale_a` and `logit_scale_t` have shape (1,) instead of (),
-    because DeepSpeed cannot flatten a 0-dim parameter. `logit_scale_t` belongs to an additional loss of the original
-    recipe that nobody uses: it is carried along, takes part with factor zero, and so keeps its value.
+    State-dict names are those of ClapModel, and `logit_bias` where there is one (`clap_zero.model.logit_bias`); only
+    `logit_scale_a` and `logit_scale_t` have shape (1,) instead of (), because DeepSpeed cannot flatten a 0-dim
+    parameter. `logit_scale_t` belongs to an additional loss of the original recipe that nobody uses: it is carried
+    along, takes part with factor zero, and so keeps its value.
     """
 
     # Read by DeepSpeed when it converts buffers (data_types.buffer_dtype), and by transformers when it loads.
     _keep_in_fp32_modules_strict = ("running_mean", "running_var")
 
-    def __init__(self, config: ClapConfig, *, batch_norm: Policy = "sync") -> None:
+    def __init__(self, config: ClapConfig, *, batch_norm: Policy = "sync", with_bias: bool = False) -> None:
         """Args:
         config: Geometry.
         batch_norm: local, sync or frozen, see `clap_zero.model.batch_norm`.
+        with_bias: Whether the model has the bias of the sigmoid objective.
         """
         super().__init__(config)
         for name in ("logit_scale_a", "logit_scale_t"):
             setattr(self, name, nn.Parameter(torch.full((1,), math.log(config.logit_scale_init_value))))
+        self.logit_bias = make_bias() if with_bias else None
         replace_batch_norm(self, policy=batch_norm)
         replace_patch_embedding(self)
 
@@ -97,7 +103,8 @@ class ClapForContrast(ClapModel):
             text = self.text_model(input_ids=input_ids, attention_mask=attention_mask)
             text_embeds = _normalised(self.text_projection(text.pooler_output))
         unused = 0 * self.logit_scale_t.float().sum()
-        return ContrastOutput(audio_embeds, text_embeds, logit_scale(self.logit_scale_a) + unused)
+        scale = logit_scale(self.logit_scale_a) + unused
+        return ContrastOutput(audio_embeds, text_embeds, scale, as_number(self.logit_bias))
 
 
 def _normalised(embeds: Tensor) -> Tensor:
@@ -153,6 +160,7 @@ def build_model(
     seed: int,
     ds_config: dict[str, Any],
     device: torch.device,
+    with_bias: bool | None = False,
 ) -> ClapForContrast:
     """Builds the model on this rank; at ZeRO stage 3 every module is partitioned as soon as it exists.
 
@@ -167,6 +175,7 @@ def build_model(
         seed: Of the initial weights.
         ds_config: Resolved DeepSpeed JSON.
         device: Where this rank computes; used at stages 0 to 2.
+        with_bias: Whether the model has the bias of the sigmoid objective; None: if `pretrained` has one.
 
     Returns:
         The model in training mode, fp32 (DeepSpeed casts it), at stage 3 in the training dtype already.
@@ -182,6 +191,10 @@ def build_model(
     config = clap_config(geometry or {}) if directory is None else read_config(directory)
     if dropout is not None:
         override_dropout(config, dropout)
+    bias = take_bias(config)
+    with_bias = bias is not None if with_bias is None else with_bias
+    if with_bias and directory is None:
+        config.logit_scale_init_value = INITIAL_SCALE
     partitioned = ds_config.get("zero_optimization", {}).get("stage", 0) == 3
     with contextlib.ExitStack() as contexts:
         # transformers' initialisation would fail on partitioned parameters, and would draw from the global generator.
@@ -192,11 +205,12 @@ def build_model(
             # Not through transformers' HfDeepSpeedConfig: it needs accelerate, and as long as it lives it partitions
             # every other model that the process loads.
             contexts.enter_context(deepspeed.zero.Init(config_dict_or_path=ds_config))
-        model = ClapForContrast._from_config(config, dtype=torch.float32, batch_norm=batch_norm)
+        model = ClapForContrast._from_config(config, dtype=torch.float32, batch_norm=batch_norm, with_bias=with_bias)
     if directory is None:
         initialise_weights(model, seed=seed)
     else:
         load_pretrained(model, directory)
+    fill_bias(model, INITIAL_BIAS if bias is None else bias)
     if not partitioned:
         model.to(device)
     return model.train()

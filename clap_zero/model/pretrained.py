@@ -22,6 +22,7 @@ from transformers import ClapConfig, ClapModel
 
 from clap_zero.distributed.collectives import rank_and_size
 from clap_zero.errors import CheckpointError, ConfigError
+from clap_zero.model import logit_bias
 from clap_zero.model.initial import whole
 
 _log = logging.getLogger(__name__)
@@ -117,6 +118,7 @@ def load_pretrained(model: ClapModel, directory: Path) -> None:
     """
     stored = stored_tensors(directory)
     targets = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    targets.pop(logit_bias.PARAMETER, None)  # its value stands in config.json
     _check(stored, targets, directory=directory)
     rank, _ = rank_and_size()
     for name, target in targets.items():

@@ -8,7 +8,7 @@ a block serves both directions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -126,13 +126,16 @@ def objective_gradients(
     if world > 1:
         _same_number_everywhere(audio)
     exchange: Callable[[Tensor], Tensor] = all_gather if world > 1 else _alone
-    known = groups.detach() if groups is not None and config.uses_groups else None
+    all_groups = exchange(groups.detach()) if groups is not None and config.uses_groups else None
+    if all_groups is not None and torch.unique(all_groups).numel() == all_groups.numel():
+        # Each pair is its own group: the plain objective, without a comparison in every cell.
+        all_groups, config = None, replace(config, positives="off")
     batch = Batch(
         audio=audio,
         text=text,
         all_audio=exchange(audio),
         all_text=exchange(text),
-        all_groups=None if known is None else exchange(known),
+        all_groups=all_groups,
         first=rank * audio.shape[0],
     )
     problem = Problem(

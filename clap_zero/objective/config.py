@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
+from clap_zero.config.objective import Loss, Positives, contradiction
 from clap_zero.errors import ConfigError
-
-Loss = Literal["softmax", "sigmoid"]
-Positives = Literal["off", "mask", "soft"]
 
 
 @dataclass(frozen=True)
@@ -46,30 +44,14 @@ class ObjectiveConfig:
             raise ConfigError(f"objective.label_smoothing {self.label_smoothing:g}: must be at least 0 and below 1")
         if not (self.hard_negative_beta >= 0 and math.isfinite(self.hard_negative_beta)):
             raise ConfigError(f"objective.hard_negative_beta {self.hard_negative_beta:g}: must be 0 (off) or positive")
-        self._refuse_contradictions()
-
-    def _refuse_contradictions(self) -> None:
-        beta, smoothing = self.hard_negative_beta, self.label_smoothing
-        if self.loss == "sigmoid" and smoothing:
-            raise ConfigError(
-                f"objective.label_smoothing {smoothing:g} is defined for the softmax loss only: set it to 0, "
-                "or objective.loss to softmax"
-            )
-        if self.loss == "sigmoid" and beta:
-            raise ConfigError(
-                f"objective.hard_negative_beta {beta:g} is defined for the softmax loss only: set it to 0, "
-                "or objective.loss to softmax"
-            )
-        if beta and smoothing:
-            raise ConfigError(
-                f"objective.hard_negative_beta {beta:g} weights negatives that objective.label_smoothing "
-                f"{smoothing:g} makes targets: set one of them to 0"
-            )
-        if beta and self.positives == "soft":
-            raise ConfigError(
-                f"objective.hard_negative_beta {beta:g} has no definition for several positives: set it to 0, "
-                "or objective.positives to mask"
-            )
+        wrong = contradiction(
+            loss=self.loss,
+            positives=self.positives,
+            label_smoothing=self.label_smoothing,
+            hard_negative_beta=self.hard_negative_beta,
+        )
+        if wrong is not None:
+            raise ConfigError(wrong)
 
     @property
     def uses_groups(self) -> bool:

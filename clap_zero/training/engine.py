@@ -68,9 +68,14 @@ class Engine:
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = value
 
-    def backward(self, loss: Tensor) -> None:
-        """Backward of one micro batch; DeepSpeed divides by the accumulation steps and averages over the ranks."""
-        self.deepspeed.backward(loss)
+    def backward(self, loss: Tensor, *, divide: bool = True) -> None:
+        """Backward of one micro batch; DeepSpeed averages over the ranks.
+
+        Args:
+            loss: () this rank's.
+            divide: Whether to divide by the accumulation steps; not where the loss is a part of the whole step's.
+        """
+        self.deepspeed.backward(loss, scale_wrt_gas=divide)
         if self._norm_is_ours and self.deepspeed.is_gradient_accumulation_boundary():
             grads = [p.grad for p in self.module.parameters() if p.grad is not None]
             self._unmanaged_norm = float(torch.nn.utils.get_total_norm(grads))

@@ -23,6 +23,7 @@ class LocalFigures:
         num_skipped: Samples of the step that could not be used and were replaced.
         stop: 1 if a signal asked this rank to stop.
         loader_s: Seconds that the rank's loader spent on the step's batches, in the order of STAGES.
+        objective: What people watch of the objective over the rank's pairs, in the order of ObjectiveFigures.
     """
 
     loss: float
@@ -32,6 +33,7 @@ class LocalFigures:
     num_skipped: float
     stop: float
     loader_s: tuple[float, ...]
+    objective: tuple[float, ...]
 
 
 def gather_figures(figures: LocalFigures, *, device: torch.device) -> list[LocalFigures]:
@@ -44,10 +46,16 @@ def gather_figures(figures: LocalFigures, *, device: torch.device) -> list[Local
     """
     # float64: a peak of 100 GB has to survive next to a loss. Devices without it take float32, exact to 2^24 relative.
     dtype = torch.float32 if device.type == "mps" else torch.float64
-    names = [field.name for field in fields(figures) if field.name != "loader_s"]
-    mine = torch.tensor([[*(getattr(figures, name) for name in names), *figures.loader_s]], dtype=dtype, device=device)
+    names = [field.name for field in fields(figures) if field.name not in ("loader_s", "objective")]
+    values = [*(getattr(figures, name) for name in names), *figures.loader_s, *figures.objective]
+    mine = torch.tensor([values], dtype=dtype, device=device)
+    middle = len(names) + len(figures.loader_s)
     return [
-        LocalFigures(**dict(zip(names, row, strict=False)), loader_s=tuple(row[len(names) :]))
+        LocalFigures(
+            **dict(zip(names, row, strict=False)),
+            loader_s=tuple(row[len(names) : middle]),
+            objective=tuple(row[middle:]),
+        )
         for row in collectives.all_gather(mine).tolist()
     ]
 
@@ -62,6 +70,8 @@ def step_line(result: Any, *, attempt: int) -> dict[str, Any]:
         "learning_rate": result.learning_rate,
         "grad_norm": result.grad_norm,
         "logit_scale": result.logit_scale,
+        **({"logit_bias": result.logit_bias} if result.logit_bias is not None else {}),
+        **{name: value if math.isfinite(value) else None for name, value in result.objective.items()},
         "samples_per_second": result.samples_per_second,
         "step_time_s": result.step_time_s,
         "data_wait_s": result.data_wait_s,

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from clap_zero.checkpoint.store import CheckpointStore
 from clap_zero.config.deepspeed import Machine, ResolvedDeepSpeed, load_ds_json, resolve
 from clap_zero.config.load import CommandLine, dump_run_config
+from clap_zero.config.objective import told_objective
 from clap_zero.config.schema import RunConfig
 from clap_zero.data.blacklist import told_counts
 from clap_zero.data.embedded import embedded_sounds
@@ -280,15 +281,15 @@ def _tell(settled: Settled, *, notes: list[str], world: World) -> None:
     """The run as a numbered story, each derived number with where it comes from."""
     run, resolved, plan = settled.run, settled.resolved, settled.plan
     left_over = plan.num_samples - plan.steps_per_epoch * plan.global_batch
-    whole = plan.global_batch if resolved.accumulation == 1 else resolved.micro_batch * world.size
     lines = [
         *notes,
         *resolved.explanation,
         *_told_data(settled.train, settled.val),
         f"length: {plan.max_steps} optimizer steps, {plan.steps_per_epoch} an epoch; {left_over} pairs of each epoch, "
         "others each time, do not fill a step",
-        f"negatives: the {whole} pairs of a micro batch over all ranks"
-        + ("" if resolved.accumulation == 1 else f", not the {plan.global_batch} of a step"),
+        *told_objective(
+            run.objective, micro_batch=resolved.micro_batch, accumulation=resolved.accumulation, world_size=world.size
+        ),
         f"BatchNorm: {run.model.batch_norm}",
         f"run: {run.run_dir}, attempt {settled.attempt}, "
         + ("from step 0" if settled.resume_from is None else f"resumed from {settled.resume_from}"),

@@ -29,6 +29,15 @@ VOLATILE_KEYS = (
 """What may differ between two starts of one run: none of it changes what is learnt. A section stands for its keys."""
 
 
+UNRECORDED_OBJECTIVE = {
+    "negatives": "micro",
+    "loss": "softmax",
+    "positives": "off",
+    "label_smoothing": 0.0,
+    "hard_negative_beta": 0.0,
+}
+"""What runs minimised that were recorded before it was a setting; they go on with these flags."""
+
 FOREIGN_NAMES = {"sizes.json", "config.json", "model.safetensors", "manifest.csv", ".git"}
 """What tells that a directory is shards, a model or a checkout, and not a run."""
 
@@ -192,6 +201,8 @@ class RunDirectory:
                 f"{self.path} holds a run, but its config.yaml is gone, so nobody can tell whether this command "
                 "continues it: restore it, give another --run_dir, or --force to continue"
             )
+        if "objective" in run:
+            old_run.setdefault("objective", UNRECORDED_OBJECTIVE)
         differences = [
             *diff_configs(public_config(old_run), public_config(run), ignore=VOLATILE_KEYS),
             *(f"ds.{line}" for line in diff_configs(self.recorded_ds_config() or {}, ds)),

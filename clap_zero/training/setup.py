@@ -29,9 +29,12 @@ from clap_zero.hooks.wandb import WandbHook
 from clap_zero.model.activation import enable_activation_checkpointing
 from clap_zero.model.clap import build_model, clap_config, feature_config
 from clap_zero.model.pretrained import read_config, resolve_pretrained
+from clap_zero.objective.config import ObjectiveConfig
 from clap_zero.training.engine import Engine
 from clap_zero.training.hooks import Hook
 from clap_zero.training.loop import Trainer
+from clap_zero.training.objective import RunObjective
+from clap_zero.training.passes import CachedPasses, Forward, MicroPasses, Passes
 from clap_zero.training.prepare import Settled, on_main
 from clap_zero.training.schedule import Schedule
 from clap_zero.training.step import Stepper
@@ -66,6 +69,7 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
         seed=run.train.seed,
         ds_config=resolved.config,
         device=world.device,
+        with_bias=run.objective.loss == "sigmoid",
     )
     enable_activation_checkpointing(model, resolved.config)
     engine = Engine(model, resolved=resolved, world=world)
@@ -78,11 +82,10 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
     reading = _reading(settled, features=config, tokenizer=tokenizer, world=world)
     stepper = Stepper(
         engine,
+        passes=_passes(settled, engine, features=features, world=world),
         batches=train_batches(settled.train, plan=_train_plan(settled, reading, state=state, world=world)),
-        features=features,
         learning_rate=None if engine.has_json_scheduler else _schedule(settled),
         accumulation=resolved.accumulation,
-        seed=run.train.seed,
         stop_requested=stop_requested,
         skip_limit=SkipLimit(
             num_samples=settled.train.num_samples,
@@ -109,6 +112,18 @@ def _check_stored_kinds(settled: Settled, features: FeatureConfig) -> None:
     for index in (settled.train, settled.val):
         if index is not None:
             check_stored_kind(index, truncation=features.truncation)
+
+
+def _passes(settled: Settled, engine: Engine, *, features: ClapFeatures, world: World) -> Passes:
+    """One pass where a micro batch has all the negatives that are wanted, else two with cached embeddings."""
+    chosen = settled.run.objective
+    objective = RunObjective(
+        ObjectiveConfig(**chosen.model_dump(exclude={"negatives"})), gather=chosen.negatives != "local"
+    )
+    forward = Forward(engine, features=features, seed=settled.run.train.seed, world=world)
+    if chosen.negatives == "global" and settled.resolved.accumulation > 1:
+        return CachedPasses(forward, objective=objective)
+    return MicroPasses(forward, objective=objective)
 
 
 def _train_plan(settled: Settled, reading: dict[str, Any], *, state: TrainState, world: World) -> LoaderPlan:

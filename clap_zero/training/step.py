@@ -7,19 +7,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
 
-from clap_zero.audio.features import ClapFeatures
 from clap_zero.data.batch import Batch
 from clap_zero.data.skip_limit import SkipLimit
 from clap_zero.data.stopwatch import STAGES
 from clap_zero.data.tally import Tally
 from clap_zero.distributed.world import World, peak_memory_bytes
 from clap_zero.errors import DivergedError
-from clap_zero.objective.gathered import contrastive_loss
+from clap_zero.objective.figures import ObjectiveFigures
 from clap_zero.training.engine import Engine
 from clap_zero.training.metrics import LocalFigures, gather_figures
-from clap_zero.training.seeding import seed_micro_batch
+from clap_zero.training.passes import Passes
 
 MOST_WASTED_STEPS = 50
 """Steps in a row without an update after which a run is given up; fp16 needs some to find its loss scale."""
@@ -37,6 +36,8 @@ class StepResult:
         learning_rate: The rate used in this step.
         grad_norm: Norm of all gradients before clipping, None on overflow.
         logit_scale: exp of the stored parameter as used in the forward, 1 to 100.
+        logit_bias: The learned bias as used in the forward, None for an objective without one.
+        objective: What people watch of the objective, by the names of `ObjectiveFigures`; means over the global batch.
         loss_scale: fp16 loss scale after the step, None in other precisions.
         samples_per_second: Pairs per second over all ranks.
         step_time_s: Wall time of the slowest rank, waiting for data included.
@@ -57,6 +58,8 @@ class StepResult:
     learning_rate: float
     grad_norm: float | None
     logit_scale: float
+    logit_bias: float | None
+    objective: dict[str, float]
     loss_scale: float | None
     samples_per_second: float
     step_time_s: float
@@ -77,32 +80,29 @@ class Stepper:
         self,
         engine: Engine,
         *,
+        passes: Passes,
         batches: Iterator[Batch],
-        features: ClapFeatures,
         learning_rate: Callable[[int], float] | None,
         accumulation: int,
-        seed: int,
         stop_requested: Callable[[], str | None],
         skip_limit: SkipLimit,
         world: World,
     ) -> None:
         """Args:
         engine: The model under DeepSpeed.
+        passes: How a global batch goes through the model.
         batches: Endless micro batches of this rank.
-        features: Waveforms to log-mel on the training device.
         learning_rate: Rate by step; None when the DeepSpeed JSON has a scheduler.
         accumulation: Micro batches per optimizer step.
-        seed: Seed of the run.
         stop_requested: Name of the signal that asked this rank to stop, None without one.
         skip_limit: Ends the run where too many samples are unusable.
         world: The ranks.
         """
         self._engine = engine
+        self._passes = passes
         self._batches = batches
-        self._features = features
         self._learning_rate = learning_rate
         self._accumulation = accumulation
-        self._seed = seed
         self._world = world
         self._stop_requested = stop_requested
         self._skip_limit = skip_limit
@@ -131,42 +131,36 @@ class Stepper:
         if self._learning_rate is not None:
             self._engine.set_learning_rate(self._learning_rate(step))
         learning_rate = self._engine.learning_rate
-        losses: list[Tensor] = []
-        keys: list[str] = []
-        skipped: list[tuple[str, str]] = []
-        tally = Tally()
-        wait_s = 0.0
-        updated = False
-        for micro_index in range(self._accumulation):
-            before = time.perf_counter()
-            batch = next(self._batches)
-            wait_s += time.perf_counter() - before
-            loss, scale, updated = self._micro_batch(batch, step=step, micro_index=micro_index)
-            losses.append(loss)
-            keys += batch.keys
-            skipped += batch.skipped
-            tally.see(batch)
-        loss_value = sum(float(loss) for loss in losses) / len(losses)
+        drawn = _Drawn(self._batches, self._accumulation)
+        passed = self._passes.run(drawn, step=step)
+        loss, scale, *watched = torch.stack([passed.loss, passed.logit_scale, *passed.figures]).tolist()
+        tally = drawn.tally
         mine = LocalFigures(
-            loss=loss_value,
+            loss=loss,
             step_time_s=time.perf_counter() - started,
-            data_wait_s=wait_s,
+            data_wait_s=drawn.wait_s,
             peak_memory_bytes=peak_memory_bytes(self._world.device),
             num_skipped=tally.num_bad,
             stop=float(self._stop_requested() is not None),  # asked now: a launcher waits 30 s, not two steps
             loader_s=tuple(tally.loader_s.get(stage, 0.0) for stage in STAGES),
+            objective=tuple(watched),
         )
         everyone = gather_figures(mine, device=self._world.device)
-        num_pairs = len(keys) * self._world.size
+        num_pairs = len(drawn.keys) * self._world.size
         step_time_s = max(figures.step_time_s for figures in everyone)
         result = StepResult(
             step=step,
-            epoch=batch.position.epoch,
+            epoch=drawn.epoch,
             samples=samples + num_pairs,
             loss=sum(figures.loss for figures in everyone) / len(everyone),
             learning_rate=learning_rate,
             grad_norm=self._engine.grad_norm,
-            logit_scale=float(scale),
+            logit_scale=scale,
+            logit_bias=None if passed.logit_bias is None else float(passed.logit_bias),
+            objective={
+                name: sum(figures.objective[n] for figures in everyone) / len(everyone)
+                for n, name in enumerate(ObjectiveFigures._fields)
+            },
             loss_scale=self._engine.loss_scale,
             samples_per_second=num_pairs / step_time_s,
             step_time_s=step_time_s,
@@ -175,34 +169,13 @@ class Stepper:
             num_skipped=int(sum(figures.num_skipped for figures in everyone)),
             loader_s={stage: sum(figures.loader_s[n] for figures in everyone) for n, stage in enumerate(STAGES)},
             stop_requested=any(figures.stop for figures in everyone),
-            keys=tuple(keys),
-            skipped=tuple(skipped),
+            keys=tuple(drawn.keys),
+            skipped=tuple(drawn.skipped),
             tally=tally,
         )
-        self._skip_limit.see(result.epoch, num_slots=num_pairs, num_bad=result.num_skipped, skipped=skipped)
-        self._check_progress(result, updated=updated)
+        self._skip_limit.see(result.epoch, num_slots=num_pairs, num_bad=result.num_skipped, skipped=drawn.skipped)
+        self._check_progress(result, updated=passed.updated)
         return result
-
-    def _micro_batch(self, batch: Batch, *, step: int, micro_index: int) -> tuple[Tensor, Tensor, bool]:
-        """Forward, loss, backward and DeepSpeed's step of one micro batch.
-
-        Returns:
-            This rank's share of the loss () and the logit scale (), detached; whether the weights were updated.
-        """
-        device = self._world.device
-        batch = batch.to(device, non_blocking=True)
-        seed_micro_batch(seed=self._seed, step=step, micro_index=micro_index, rank=self._world.rank)
-        input_features, is_longer = self._features(batch.clips)
-        output = self._engine(
-            input_features=input_features,
-            is_longer=is_longer,
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-        )
-        loss = contrastive_loss(output.audio_embeds, output.text_embeds, output.logit_scale)
-        self._engine.backward(loss)
-        updated = self._engine.step()
-        return loss.detach(), output.logit_scale.detach(), updated
 
     def _check_progress(self, result: StepResult, *, updated: bool) -> None:
         """A run that cannot learn any more ends, on all ranks alike; fp16 may first lower its loss scale."""
@@ -221,3 +194,43 @@ class Stepper:
                 f"the gradients of the last {self._num_wasted} steps, up to step {result.step}, were not finite, so no "
                 f"weight has moved; {advice}"
             )
+
+
+class _Drawn:
+    """The micro batches of one step, and what is noted of them on the way.
+
+    Attributes:
+        keys: Of the samples, micro batches in order.
+        skipped: Key and reason of samples that others replaced.
+        tally: What the batches are made of.
+        wait_s: Seconds that were waited for them.
+        epoch: Epoch of the step's samples, 0-based.
+    """
+
+    def __init__(self, batches: Iterator[Batch], count: int) -> None:
+        """Args:
+        batches: Endless.
+        count: Micro batches of the step.
+        """
+        self._batches, self._left = batches, count
+        self.keys: list[str] = []
+        self.skipped: list[tuple[str, str]] = []
+        self.tally = Tally()
+        self.wait_s = 0.0
+        self.epoch = 0
+
+    def __iter__(self) -> _Drawn:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._left == 0:
+            raise StopIteration
+        self._left -= 1
+        before = time.perf_counter()
+        batch = next(self._batches)
+        self.wait_s += time.perf_counter() - before
+        self.keys += batch.keys
+        self.skipped += batch.skipped
+        self.tally.see(batch)
+        self.epoch = batch.position.epoch
+        return batch

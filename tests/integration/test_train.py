@@ -16,6 +16,8 @@ pytestmark = pytest.mark.integration
 NAMES = {
     *("step", "epoch", "samples", "loss", "learning_rate", "grad_norm", "logit_scale", "samples_per_second"),
     *("step_time_s", "data_wait_s", "peak_memory_bytes", "attempt"),
+    *("loss_audio_to_text", "loss_text_to_audio", "top1_audio_to_text", "top1_text_to_audio"),
+    *("positive_similarity", "hardest_negative_similarity"),
 }
 
 
@@ -55,6 +57,7 @@ def test_a_whole_run(tmp_path: Path, shards: tuple[Path, Path], port: int) -> No
     assert json.loads((run_dir / "ds_config.json").read_text())["train_batch_size"] == 8
     assert len(list((run_dir / "wandb").glob("offline-run-*"))) == 1
     assert "micro 4 x accumulation 1 x world 2 = global 8" in output
+    assert "negatives: all 8 pairs of a step, in one pass" in output
     # The same command again says that it is complete.
     code, output = run(words, cwd=tmp_path)
     assert code == 0 and "already complete" in output

@@ -19,8 +19,11 @@ LAYERS = (
     ("audio",),
     ("model", "data", "objective"),
     ("evaluation", "checkpoint", "inference"),
-    ("training.engine", "training.schedule", "training.say", "training.seeding", "training.metrics"),
-    ("training.step",),
+    (
+        *("training.engine", "training.schedule", "training.say", "training.seeding"),
+        *("training.metrics", "training.objective"),
+    ),
+    ("training.step", "training.passes"),
     ("training.loop", "training.hooks", "training.run_directory"),
     ("hooks",),
     ("training.setup", "training.prepare"),

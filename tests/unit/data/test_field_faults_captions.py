@@ -92,3 +92,18 @@ def test_c04_equal_captions_are_known_to_the_objective(tmp_path):
     assert sorted(Counter(batch.caption_ids.tolist()).values()) == [8, 8, 8, 8]
     for key, number in zip(keys_of([batch]), batch.caption_ids.tolist(), strict=True):
         assert number == caption_id(captions[int(key[1:])])
+
+
+def test_c04_a_group_in_the_json_stands_for_the_caption(tmp_path):
+    groups = ["dog", "dog", 7, "7", None, ["dog"], True, "\ud800"]
+    files = {
+        f"k{n}": (".json", json.dumps({"text": f"caption {n}", "group": group}).encode())
+        for n, group in enumerate(groups)
+    }
+    split = shard(tmp_path, files)
+    found = {batch.keys[0].rpartition("::")[2]: batch.caption_ids.item() for batch in take(split, len(files))}
+    assert found["k0"] == found["k1"] and found["k2"] == found["k3"]
+    assert len(set(found.values())) == 6
+    # What names no group is its caption.
+    assert [found[f"k{n}"] for n in (4, 5, 6)] == [caption_id(f"caption {n}") for n in (4, 5, 6)]
+    assert found["k0"] != caption_id("dog")

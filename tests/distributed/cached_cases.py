@@ -1,0 +1,299 @@
+"""Shared by the tests of global batches out of micro batches: the trainer's own passes and engine on the small CLAP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clap_zero.distributed.collectives import rank_and_size
+from clap_zero.distributed.world import World
+from clap_zero.model.activation import enable_activation_checkpointing
+from clap_zero.model.clap import ContrastOutput
+from clap_zero.objective.config import ObjectiveConfig
+from clap_zero.objective.reference import sigmoid_reference, softmax_reference
+from clap_zero.training.engine import Engine
+from clap_zero.training.objective import RunObjective, joined
+from clap_zero.training.passes import CachedPasses, Forward, Inputs, MicroPasses
+from tests.distributed import zero_cases as zc
+
+LOCAL = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to take global batches.
+
+    Attributes:
+        weights: Directory of the initial weights, None for those of the seed.
+        stage: ZeRO stage.
+        world: Ranks; 0 stands for one process without DeepSpeed.
+        accumulation: Micro batches of a step.
+        local: Pairs of a rank's micro batch.
+        fused: Whether the model has feature fusion.
+        batch_norm: local, sync or frozen.
+        negatives: global, micro or local.
+        config: The objective.
+        precision: fp32, bf16 or fp16.
+        dropout: Of both towers.
+        checkpointing: Whether activations are recomputed.
+        steps: Optimizer steps.
+        clipping: Largest norm of the gradient, 0 without.
+        zero: More keys of zero_optimization.
+        factor: Planted into the gradients of the cached embeddings.
+    """
+
+    weights: Path | None
+    stage: int = 2
+    world: int = 2
+    accumulation: int = 3
+    local: int = LOCAL
+    fused: bool = True
+    batch_norm: str = "sync"
+    negatives: str = "global"
+    config: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    precision: str = "fp32"
+    dropout: float = 0.0
+    checkpointing: bool = False
+    steps: int = 1
+    clipping: float = 0.0
+    zero: dict[str, Any] = field(default_factory=dict)
+    factor: float = 1.0
+
+    @property
+    def num_pairs(self) -> int:
+        return self.local * self.world * self.accumulation
+
+    def pairs(self, step: int) -> zc.Pairs:
+        """The global batch of a step: other shares of long clips in every micro batch and on every rank."""
+        num_blocks, shares = self.world * self.accumulation, (0, 3, 1, 4, 2)
+        if self.batch_norm == "local":
+            # A single long clip takes running statistics, of which every rank has its own.
+            shares = (0, 3, 2, 4, 2)
+        long_rows = [b * self.local + row for b in range(num_blocks) for row in range(min(self.local, shares[b % 5]))]
+        return zc.make_pairs(
+            self.num_pairs, fused=self.fused, long_rows=tuple(long_rows) if self.fused else (), seed=9 + step
+        )
+
+    def groups(self) -> Tensor:
+        """Pair 1 and the last one, and pair 2 and the one after it, share a caption."""
+        groups = torch.arange(self.num_pairs)
+        groups[-1], groups[3] = groups[1], groups[2]
+        return groups
+
+    def micro_batch(self, step: int, micro_index: int, rank: int) -> Inputs:
+        """The part of a rank."""
+        first = (micro_index * self.world + rank) * self.local
+        rows = slice(first, first + self.local)
+        return Inputs(*self.pairs(step).rows(rows.start, rows.stop), groups=self.groups()[rows])
+
+
+@dataclass
+class Outcome:
+    """What a rank, or the one process, ends with.
+
+    Attributes:
+        losses: Of each step; a rank's share.
+        gradients: Of the last step, by name.
+        parameters: fp32 masters after the last step, by name.
+        statistics: BatchNorm's buffers after the last step.
+        norms: Of the gradient before clipping.
+        embeds: Outputs of every forward.
+        counted: Steps that DeepSpeed counted.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    statistics: dict[str, Tensor] = field(default_factory=dict)
+    norms: list[float | None] = field(default_factory=list)
+    embeds: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    counted: int = 0
+
+
+class _Engine(Engine):
+    """Keeps the whole gradients that it is about to step with."""
+
+    gradients: dict[str, Tensor]
+
+    def step(self) -> bool:
+        from deepspeed.utils import safe_get_full_grad
+
+        if self.deepspeed.is_gradient_accumulation_boundary():
+            found = ((name, safe_get_full_grad(p)) for name, p in self.module.named_parameters())
+            self.gradients = {name: grad.detach().float().clone() for name, grad in found if grad is not None}
+        return super().step()
+
+
+class _Forward(Forward):
+    """Takes `Inputs` as they are, and remembers what came out."""
+
+    def __init__(self, engine: Engine, *, world: World) -> None:
+        super().__init__(engine, features=None, seed=0, world=world)  # type: ignore[arg-type]
+        self.embeds: list[tuple[Tensor, Tensor]] = []
+
+    def inputs(self, batch: Any) -> Inputs:
+        return batch
+
+    def embed(self, inputs: Inputs, *, step: int, micro_index: int) -> ContrastOutput:
+        output = super().embed(inputs, step=step, micro_index=micro_index)
+        assert output.audio_embeds is not None and output.text_embeds is not None
+        self.embeds.append((output.audio_embeds.detach().clone(), output.text_embeds.detach().clone()))
+        return output
+
+
+@dataclass(frozen=True)
+class _Planted(RunObjective):
+    """An objective whose gradients are off by a factor."""
+
+    factor: float = 1.0
+
+    def gradients(self, output: ContrastOutput, groups: Tensor) -> Any:
+        loss, gradients, figures = super().gradients(output, groups)
+        wrong = ContrastOutput(*(None if g is None else self.factor * g for g in gradients))  # type: ignore[arg-type]
+        return loss, wrong, figures
+
+
+def resolved(case: Case) -> dict[str, Any]:
+    """The DeepSpeed JSON of a case."""
+    config = zc.ds_config(case.stage, micro_batch=case.local, world=case.world, precision=case.precision, **case.zero)
+    config["gradient_accumulation_steps"] = case.accumulation
+    config["train_batch_size"] = case.num_pairs
+    config["gradient_clipping"] = case.clipping
+    # With 1e-8 a gradient that is zero but for rounding moves its parameter by a whole learning rate either way.
+    config["optimizer"]["params"]["eps"] = 1e-4
+    if case.precision == "bf16":
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
+        config["communication_data_type"] = "fp32"
+    if "offload_optimizer" in case.zero:
+        config["zero_force_ds_cpu_optimizer"] = False
+    if case.checkpointing:
+        config["activation_checkpointing"] = {}
+    return config
+
+
+def on_a_rank(case: Case) -> Outcome:
+    """Steps as the trainer takes them. Collective: all ranks must call."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    if case.precision == "fp16":
+        from deepspeed.accelerator import get_accelerator
+
+        # DeepSpeed refuses fp16 on CPUs without units for it; torch computes it all the same, slowly.
+        get_accelerator().is_fp16_supported = lambda: True
+    rank, size = rank_and_size()
+    assert size == case.world
+    world = World(rank, size, rank, size, zc.CPU)
+    config = resolved(case)
+    model = zc.build(
+        config,
+        fused=case.fused,
+        weights=case.weights,
+        batch_norm=case.batch_norm,
+        dropout=case.dropout,
+        with_bias=case.config.uses_bias,
+    )
+    enable_activation_checkpointing(model, config)
+    settings: Any = SimpleNamespace(config=config, stage=case.stage, precision=case.precision)
+    engine = _Engine(model, resolved=settings, world=world)
+    forward = _Forward(engine, world=world)
+    objective = _Planted(case.config, case.negatives != "local", case.factor)
+    kind = CachedPasses if case.negatives == "global" and case.accumulation > 1 else MicroPasses
+    passes, outcome = kind(forward, objective=objective), Outcome()
+    for step in range(1, case.steps + 1):
+        batches: Any = iter([case.micro_batch(step, index, rank) for index in range(case.accumulation)])
+        outcome.losses.append(float(passes.run(batches, step=step).loss))
+        outcome.norms.append(engine.grad_norm)
+    outcome.gradients, outcome.embeds = engine.gradients, forward.embeds
+    for name, parameter in engine.module.named_parameters():
+        master = safe_get_full_fp32_param(parameter) if case.precision != "fp32" or case.stage else parameter
+        outcome.parameters[name] = master.detach().clone()
+    outcome.statistics = statistics(engine.module)
+    outcome.counted = engine.deepspeed.global_steps
+    zc.finish(engine.deepspeed)
+    return outcome
+
+
+def statistics(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {n: b.clone() for n, b in model.named_buffers() if "running" in n or "num_batches" in n}
+
+
+def one_process(case: Case, *, dtype: torch.dtype = torch.float64) -> Outcome:
+    """The definition: the whole global batch in one graph and one slow loss, with the same groups of BatchNorm.
+
+    Under `sync` a group is a micro batch over all ranks, under `local` that of a rank; the statistics are then not
+    comparable, since every rank has its own.
+    """
+    model = zc.build(
+        {}, fused=case.fused, weights=case.weights, batch_norm=case.batch_norm, with_bias=case.config.uses_bias
+    ).to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4, weight_decay=0.0)
+    size = case.local if case.batch_norm == "local" else case.local * case.world
+    outcome = Outcome()
+    for step in range(1, case.steps + 1):
+        optimizer.zero_grad()
+        pairs = case.pairs(step)
+        outputs = [model(**pairs.rows(s, s + size)._asdict()) for s in range(0, case.num_pairs, size)]
+        loss = _loss(case, joined(outputs))
+        loss.backward()
+        outcome.losses.append(loss.item())
+        outcome.gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        outcome.norms.append(float(torch.nn.utils.get_total_norm(outcome.gradients.values())))
+        if case.clipping:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), case.clipping)
+        optimizer.step()
+    outcome.parameters = {n: p.detach().clone() for n, p in model.named_parameters()}
+    outcome.statistics = statistics(model)
+    return outcome
+
+
+def _loss(case: Case, output: ContrastOutput) -> Tensor:
+    """Over the candidates that the negatives leave: all pairs, those of each micro batch, or each rank's of it."""
+    audio, text = output.audio_embeds, output.text_embeds
+    assert audio is not None and text is not None
+    block = {"global": case.num_pairs, "micro": case.local * case.world, "local": case.local}[case.negatives]
+
+    def of(rows: slice) -> Tensor:
+        parts = (audio[rows], text[rows], output.logit_scale)
+        if case.config.loss == "sigmoid":
+            assert output.logit_bias is not None
+            return sigmoid_reference(*parts, output.logit_bias, case.groups()[rows], config=case.config)
+        return softmax_reference(*parts, case.groups()[rows], config=case.config)
+
+    return torch.stack([of(slice(s, s + block)) for s in range(0, case.num_pairs, block)]).mean()
+
+
+def worst_gradient(outcome: Outcome, reference: Outcome) -> tuple[float, str]:
+    """The largest ||g - ref|| / max(||ref||, 1e-3 ||whole ref||) over parameters, and whose it is.
+
+    Scale and bias stand on their own: relative to themselves.
+    """
+    assert outcome.gradients.keys() == reference.gradients.keys()
+    whole = torch.stack([g.norm() for g in reference.gradients.values()]).norm()
+
+    def error(name: str) -> float:
+        ref = reference.gradients[name].double()
+        floor = 0.0 if name in ("logit_scale_a", "logit_bias") else 1e-3 * float(whole)
+        return float((outcome.gradients[name].double().reshape(ref.shape) - ref).norm()) / max(float(ref.norm()), floor)
+
+    names = [name for name in reference.gradients if name != "logit_scale_t"]
+    return max((error(name), name) for name in names)
+
+
+def parameter_distance(outcome: Outcome, reference: Outcome) -> float:
+    """||p - ref|| / ||ref|| of all parameters as one vector."""
+    pairs = [(outcome.parameters[n].double().flatten(), p.double().flatten()) for n, p in reference.parameters.items()]
+    ours, theirs = (torch.cat(side) for side in zip(*pairs, strict=True))
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+def difference(outcome: Outcome, reference: Outcome) -> tuple[float, float]:
+    """Cosine of the whole gradients, and how much longer ours is, as a factor."""
+    names = [name for name in reference.gradients if name in outcome.gradients]
+    ours = torch.cat([outcome.gradients[name].double().flatten() for name in names])
+    theirs = torch.cat([reference.gradients[name].double().flatten() for name in names])
+    return float(torch.cosine_similarity(ours, theirs, dim=0)), float(ours.norm() / theirs.norm())

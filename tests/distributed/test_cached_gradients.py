@@ -1,0 +1,210 @@
+"""N ranks x M micro batches under DeepSpeed against one process with the whole global batch and one slow loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from clap_zero.objective.config import ObjectiveConfig
+from clap_zero.testing import run_distributed
+from tests.distributed import zero_cases as zc
+from tests.distributed.cached_cases import (
+    Case,
+    Outcome,
+    difference,
+    on_a_rank,
+    one_process,
+    parameter_distance,
+    worst_gradient,
+)
+
+PROMISE = 1e-5
+NOTHING_RESIDENT = {"stage3_param_persistence_threshold": 0}
+SIGMOID = ObjectiveConfig(loss="sigmoid", positives="soft")
+SOFT = ObjectiveConfig(positives="soft", label_smoothing=0.1)
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """Warmed-up weights, with and without fusion."""
+    root = tmp_path_factory.mktemp("warm")
+    return {fused: zc.warmed_up(root / f"fused-{fused}", fused=fused) for fused in (False, True)}
+
+
+_references: dict[str, Outcome] = {}
+
+
+def reference(case: Case, *, dtype: torch.dtype = torch.float64) -> Outcome:
+    """The one process of a case; the stage, its options and the precision do not matter to it."""
+    known = repr((replace(case, stage=0, zero={}, precision="fp32", checkpointing=False, factor=1.0), dtype))
+    if known not in _references:
+        _references[known] = one_process(case, dtype=dtype)
+    return _references[known]
+
+
+def check(case: Case) -> list[Outcome]:
+    """Loss, gradients, parameters and statistics of all ranks; gives what they ended with."""
+    outcomes, expected = run_distributed(on_a_rank, case.world, case), reference(case)
+    for step, loss in enumerate(expected.losses):
+        assert sum(o.losses[step] for o in outcomes) / case.world == pytest.approx(loss, rel=1e-6)
+    plain, _ = worst_gradient(reference(case, dtype=torch.float32), expected)
+    for outcome in outcomes:
+        worst, name = worst_gradient(outcome, expected)
+        assert worst <= min(PROMISE, 3 * plain), (worst, name, plain)
+        assert parameter_distance(outcome, expected) <= 1e-6
+        assert outcome.norms == pytest.approx(expected.norms, rel=1e-5)
+        assert outcome.counted == case.steps
+        if case.batch_norm == "sync":
+            for name, value in expected.statistics.items():
+                # As a whole: single means are differences of large numbers.
+                distance = torch.linalg.vector_norm(outcome.statistics[name].double() - value.double())
+                assert distance <= 3e-6 * torch.linalg.vector_norm(value.double()), name
+    return outcomes
+
+
+def of_stage(case: Case, stage: int) -> Case:
+    return replace(case, stage=stage, zero=NOTHING_RESIDENT if stage == 3 else {})
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_two_ranks_times_three_micro_batches(stage: int, weights: dict[bool, Path]) -> None:
+    check(of_stage(Case(weights[True], accumulation=3, steps=3), stage))
+
+
+@pytest.mark.parametrize(("stage", "world", "accumulation"), [(0, 1, 3), (1, 2, 2)])
+def test_without_fusion(stage: int, world: int, accumulation: int, weights: dict[bool, Path]) -> None:
+    check(Case(weights[False], stage, world, accumulation, fused=False, steps=3))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("accumulation", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_matrix(world: int, accumulation: int, fused: bool, stage: int, weights: dict[bool, Path]) -> None:
+    check(of_stage(Case(weights[fused], 0, world, accumulation, fused=fused, steps=3), stage))
+
+
+def test_sigmoid_with_its_bias(weights: dict[bool, Path]) -> None:
+    (outcome, _) = check(Case(weights[False], 2, fused=False, accumulation=2, config=SIGMOID))
+    assert "logit_bias" in outcome.gradients
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("batch_norm", ["sync", "local", "frozen"])
+@pytest.mark.parametrize("config", [SIGMOID, SOFT, ObjectiveConfig(positives="mask", hard_negative_beta=0.5)])
+def test_every_variant(config: ObjectiveConfig, batch_norm: str, stage: int, weights: dict[bool, Path]) -> None:
+    check(of_stage(Case(weights[True], batch_norm=batch_norm, config=config), stage))
+
+
+@pytest.mark.parametrize("batch_norm", ["local", "frozen"])
+def test_other_policies_of_batch_norm(batch_norm: str, weights: dict[bool, Path]) -> None:
+    check(Case(weights[True], 2, accumulation=2, batch_norm=batch_norm))
+
+
+@pytest.mark.parametrize(
+    "factor",
+    [0.5, pytest.param(2.0, marks=pytest.mark.long), pytest.param(1 / 3, marks=pytest.mark.long)],
+    ids=["1/world", "2", "1/accumulation"],
+)
+def test_a_planted_factor_is_found(factor: float, weights: dict[bool, Path]) -> None:
+    """The test of the test."""
+    case = Case(weights[False], 2, fused=False, accumulation=3)
+    worst, _ = worst_gradient(run_distributed(on_a_rank, 2, replace(case, factor=factor))[0], reference(case))
+    assert worst > 0.4
+
+
+@pytest.mark.parametrize("stage", [2, *(pytest.param(s, marks=pytest.mark.long) for s in (0, 1, 3))])
+def test_clipping_acts_once_on_the_whole_gradient(stage: int, weights: dict[bool, Path]) -> None:
+    case = Case(weights[False], fused=False, accumulation=2, steps=3, clipping=0.05)
+    (outcome, _) = check(of_stage(case, stage))
+    assert min(norm or 0.0 for norm in outcome.norms) > 10 * case.clipping
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_both_passes_draw_the_same_dropout(checkpointing: bool, weights: dict[bool, Path]) -> None:
+    case = Case(weights[True], 2, accumulation=2, dropout=0.1, steps=2, checkpointing=checkpointing)
+    for outcome in run_distributed(on_a_rank, 2, case):
+        first, again, *second_step = outcome.embeds[:2], outcome.embeds[2:4], *outcome.embeds[4:]
+        for one, other in (*zip(first, again, strict=True), *zip(second_step[:2], second_step[2:], strict=True)):
+            assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+        assert not torch.equal(first[0][0], first[1][0]) and not torch.equal(first[0][0], second_step[0][0])
+
+
+def test_activation_checkpointing_recomputes_the_same(weights: dict[bool, Path]) -> None:
+    case = Case(weights[True], 2, accumulation=2, dropout=0.1)
+    plain, *_ = run_distributed(on_a_rank, 2, case)
+    recomputed, *_ = run_distributed(on_a_rank, 2, replace(case, checkpointing=True))
+    assert recomputed.losses == plain.losses
+    assert worst_gradient(recomputed, plain)[0] <= PROMISE
+
+
+OFFLOAD = {
+    2: {"offload_optimizer": {"device": "cpu"}},
+    3: {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}, **NOTHING_RESIDENT},
+}
+
+
+@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_offload(stage: int, weights: dict[bool, Path]) -> None:
+    check(Case(weights[False], stage, fused=False, accumulation=2, steps=3, zero=OFFLOAD[stage]))
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision"),
+    [
+        (2, "bf16"),
+        *(pytest.param(s, p, marks=pytest.mark.long) for s, p in [(0, "bf16"), (3, "bf16"), (2, "fp16"), (3, "fp16")]),
+    ],
+)
+def test_half_precision(stage: int, precision: str, weights: dict[bool, Path]) -> None:
+    case = Case(weights[True], stage, accumulation=2, precision=precision)
+    outcomes, expected = run_distributed(on_a_rank, 2, case), reference(case)
+    assert sum(o.losses[0] for o in outcomes) / 2 == pytest.approx(expected.losses[0], rel=2e-2)
+    cosine, longer = difference(outcomes[0], expected)
+    assert cosine > 0.99 and longer == pytest.approx(1, abs=0.05)
+
+
+@cache
+def t03(weights: Path, local: int, accumulation: int, negatives: str) -> Outcome:
+    case = Case(weights, 2, 1, accumulation, local=local, batch_norm="frozen", negatives=negatives, fused=False)
+    return run_distributed(on_a_rank, 1, case)[0]
+
+
+def test_t03_accumulation_does_not_change_the_gradient(weights: dict[bool, Path]) -> None:
+    """The same 32 pairs as 32 x 1 and as 8 x 4."""
+    whole, cached = (t03(weights[False], *shape, "global") for shape in ((32, 1), (8, 4)))
+    cosine, longer = difference(cached, whole)
+    assert cosine > 0.999999 and longer == pytest.approx(1, abs=1e-5)
+    assert cached.losses == pytest.approx(whole.losses, rel=1e-6)
+    # Naive accumulation: other negatives, but divided by the steps exactly once.
+    naive = t03(weights[False], 8, 4, "micro")
+    expected = reference(Case(weights[False], 2, 1, 4, local=8, batch_norm="frozen", negatives="micro", fused=False))
+    assert worst_gradient(naive, expected)[0] <= PROMISE
+    assert difference(naive, whole)[0] < 0.99
+
+
+@pytest.mark.parametrize("stage", [1, *(pytest.param(s, marks=pytest.mark.long) for s in (0, 2, 3))])
+@pytest.mark.parametrize("negatives", ["global", "local"])
+def test_t04_two_ranks_of_eight_equal_one_process_of_sixteen(
+    negatives: str, stage: int, weights: dict[bool, Path]
+) -> None:
+    check(of_stage(Case(weights[False], 0, 2, 1, local=8, negatives=negatives, fused=False), stage))
+
+
+@pytest.mark.parametrize("precision", ["fp32", *(pytest.param(p, marks=pytest.mark.long) for p in ("bf16", "fp16"))])
+def test_t05_a_scale_that_ran_away(precision: str, tmp_path: Path) -> None:
+    """Weights whose raw scales are 100, exp of which no format holds."""
+    model = zc.build({}, fused=False)
+    with torch.no_grad():
+        model.logit_scale_a.fill_(100.0)
+        model.logit_scale_t.fill_(100.0)
+    case = Case(zc.save_weights(model, tmp_path), 2, accumulation=2, fused=False, precision=precision, steps=2)
+    for outcome in run_distributed(on_a_rank, 2, case):
+        assert all(0 <= loss < 1e4 for loss in outcome.losses)
+        assert all(torch.isfinite(value).all() for value in outcome.parameters.values())
