@@ -98,7 +98,7 @@ class Outcome:
 
     Attributes:
         losses: Of each step; a rank's share.
-        gradients: Of the last step, by name.
+        gradients: Of the first step, by name: later ones begin at other weights, by rounding.
         parameters: fp32 masters after the last step, by name.
         statistics: BatchNorm's buffers after the last step.
         norms: Of the gradient before clipping.
@@ -125,7 +125,8 @@ class _Engine(Engine):
 
         if self.deepspeed.is_gradient_accumulation_boundary():
             found = ((name, safe_get_full_grad(p)) for name, p in self.module.named_parameters())
-            self.gradients = {name: grad.detach().float().clone() for name, grad in found if grad is not None}
+            scale = self.loss_scale or 1.0
+            self.gradients = {name: grad.detach().float() / scale for name, grad in found if grad is not None}
         return super().step()
 
 
@@ -166,7 +167,7 @@ def resolved(case: Case) -> dict[str, Any]:
     config["gradient_clipping"] = case.clipping
     # With 1e-8 a gradient that is zero but for rounding moves its parameter by a whole learning rate either way.
     config["optimizer"]["params"]["eps"] = 1e-4
-    if case.precision == "bf16":
+    if case.precision == "bf16" and case.stage:
         config["data_types"] = {"grad_accum_dtype": "fp32"}
         config["communication_data_type"] = "fp32"
     if "offload_optimizer" in case.zero:
@@ -208,7 +209,8 @@ def on_a_rank(case: Case) -> Outcome:
         batches: Any = iter([case.micro_batch(step, index, rank) for index in range(case.accumulation)])
         outcome.losses.append(float(passes.run(batches, step=step).loss))
         outcome.norms.append(engine.grad_norm)
-    outcome.gradients, outcome.embeds = engine.gradients, forward.embeds
+        outcome.gradients = outcome.gradients or engine.gradients
+    outcome.embeds = forward.embeds
     for name, parameter in engine.module.named_parameters():
         master = safe_get_full_fp32_param(parameter) if case.precision != "fp32" or case.stage else parameter
         outcome.parameters[name] = master.detach().clone()
@@ -241,8 +243,9 @@ def one_process(case: Case, *, dtype: torch.dtype = torch.float64) -> Outcome:
         loss = _loss(case, joined(outputs))
         loss.backward()
         outcome.losses.append(loss.item())
-        outcome.gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-        outcome.norms.append(float(torch.nn.utils.get_total_norm(outcome.gradients.values())))
+        gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        outcome.norms.append(float(torch.nn.utils.get_total_norm(gradients.values())))
+        outcome.gradients = outcome.gradients or gradients
         if case.clipping:
             torch.nn.utils.clip_grad_norm_(model.parameters(), case.clipping)
         optimizer.step()

@@ -60,9 +60,9 @@ def check(case: Case) -> list[Outcome]:
         assert outcome.counted == case.steps
         if case.batch_norm == "sync":
             for name, value in expected.statistics.items():
-                # As a whole: single means are differences of large numbers.
+                # Over three steps; moved twice they would be off by a tenth.
                 distance = torch.linalg.vector_norm(outcome.statistics[name].double() - value.double())
-                assert distance <= 3e-6 * torch.linalg.vector_norm(value.double()), name
+                assert distance <= 3e-5 * torch.linalg.vector_norm(value.double()), name
     return outcomes
 
 

@@ -222,3 +222,29 @@ def test_softplus_to_the_last_bits(dtype: torch.dtype) -> None:
     exact = torch.logaddexp(x.double(), torch.zeros(()).double())
     ours = _softplus(x.clone(), torch.empty_like(x)).double()
     assert ((ours - exact).abs() <= 4 * torch.finfo(dtype).eps * exact).all()
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("positives", ["mask", "soft"])
+def test_without_equal_captions_no_cell_is_compared(loss: str, positives: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pair its own group: the plain objective, bit by bit, at its cost."""
+    random = torch.Generator().manual_seed(0)
+    audio, text = (torch.nn.functional.normalize(torch.randn(40, 8, generator=random), dim=-1) for _ in range(2))
+    bias = torch.tensor(-3.0) if loss == "sigmoid" else None
+    values = {"logit_scale": torch.tensor(20.0), "logit_bias": bias, "chunk": 16}
+    plain = objective_gradients(audio, text, config=ObjectiveConfig(loss=loss), **values)
+    monkeypatch.setattr(blocks, "_block", only_without_groups(blocks._block))
+    config = ObjectiveConfig(loss=loss, positives=positives)
+    grouped = objective_gradients(audio, text, groups=torch.arange(40).flip(0), config=config, **values)
+    assert torch.equal(grouped.loss, plain.loss) and torch.equal(grouped.audio, plain.audio)
+    assert all(torch.equal(one, other) for one, other in zip(grouped.figures, plain.figures, strict=True))
+    with pytest.raises(AssertionError, match="compared"):
+        objective_gradients(audio, text, groups=torch.arange(40) // 2, config=config, **values)
+
+
+def only_without_groups(original: Any) -> Any:
+    def block(rows: Any, columns: Any, *rest: Any) -> Any:
+        assert rows.groups is None and columns.groups is None, "compared"
+        return original(rows, columns, *rest)
+
+    return block

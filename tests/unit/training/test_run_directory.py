@@ -251,3 +251,18 @@ def test_a_configuration_without_credentials_is_everybodys(tmp_path: Path) -> No
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "config.yaml").stat().st_mode) == 0o644
+
+
+def test_a_run_from_before_the_objective_was_a_setting_tells_what_it_minimised(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.record(run="train: {seed: 1}\n", ds={}, data={})
+    directory.metrics_path.write_text('{"step": 1, "loss": 1.0}\n')
+
+    def start(**objective: object) -> None:
+        section = {"negatives": "micro", "loss": "softmax", "positives": "off"} | objective
+        section = {"label_smoothing": 0.0, "hard_negative_beta": 0.0} | section
+        directory.check_unchanged(run={"train": {"seed": 1}, "objective": section}, ds={}, data={}, force=False)
+
+    start()
+    with pytest.raises(ConfigError, match='objective.negatives: "micro" -> "global"\n.*objective.positives: "off" -> '):
+        start(negatives="global", positives="soft")
