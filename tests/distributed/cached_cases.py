@@ -212,7 +212,8 @@ def on_a_rank(case: Case) -> Outcome:
         outcome.gradients = outcome.gradients or engine.gradients
     outcome.embeds = forward.embeds
     for name, parameter in engine.module.named_parameters():
-        master = safe_get_full_fp32_param(parameter) if case.precision != "fp32" or case.stage else parameter
+        master = safe_get_full_fp32_param(parameter)  # at stage 0 DeepSpeed shows none
+        master = parameter if master is None else master
         outcome.parameters[name] = master.detach().clone()
     outcome.statistics = statistics(engine.module)
     outcome.counted = engine.deepspeed.global_steps
