@@ -6,8 +6,8 @@
 One rank, fp32, no activation checkpointing. The log-mels are computed once before, and left out of both figures. Each
 measurement is a process of its own, the two kinds alternate, medians are printed. Memory is the peak of the resident
 set during the steps, absolute (with the program, the weights and the inputs) and above that before the first step.
-`--trim` lets glibc give memory back at once, so that the resident set is what is alive; that costs more time than it takes
-to compute, so times are to be read without it.
+`--trim` lets glibc give memory back at once, so that the resident set is what is alive; that doubles the time, so times
+are to be read without it.
 """
 
 from __future__ import annotations
