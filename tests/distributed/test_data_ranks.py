@@ -9,7 +9,7 @@ import pytest
 from clap_zero.audio.clips import FeatureConfig
 from clap_zero.data.index import load_index
 from clap_zero.data.loader import LoaderPlan, eval_batches, train_batches
-from clap_zero.data.partition import steps_per_epoch
+from clap_zero.data.partition import DataPosition, advance, steps_per_epoch
 from clap_zero.distributed.collectives import all_gather_objects, rank_and_size
 from clap_zero.testing import run_distributed
 from tests.unit.data.shard_files import pair, write_split, write_tar
@@ -66,3 +66,31 @@ def test_a_bad_sample_on_one_rank_only(tmp_path):
 def test_s09_seven_clips_are_counted_once_on_any_number_of_ranks(tmp_path, world_size):
     split = str(write_split(tmp_path / "test", [4, 3]))
     assert run_distributed(evaluate, world_size, split, 1) == [list(range(7))] * world_size
+
+
+def walk(split: str, begin: DataPosition, micro_batch: int, workers: int, num_steps: int | None):
+    """Keys of all ranks from a position on, to the end of the epoch or for some steps; where the run then stands."""
+    index = load_index([split])
+    settings = plan(micro_batch=micro_batch, workers=workers, position=begin)
+    batches, position, keys = train_batches(index, plan=settings), begin, []
+    while position.epoch == begin.epoch and num_steps != 0:
+        batch = next(batches)
+        assert batch.position == position
+        keys += itertools.chain(*all_gather_objects(batch.keys))
+        position = advance(position, num_samples=index.num_samples, global_batch=settings.global_batch)
+        num_steps = None if num_steps is None else num_steps - 1
+    batches.close()
+    return keys, position
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((2, 4, 1), (1, 4, 0)), ((1, 6, 0), (2, 3, 1)), ((2, 3, 0), (4, 2, 1)), ((2, 4, 2), (2, 4, 1))],
+)
+def test_an_epoch_that_goes_on_with_other_ranks_loses_and_repeats_nothing(tmp_path, before, after):
+    """(ranks, micro batch, workers) of the first steps and of the rest; 64 samples, the remainder is below a batch."""
+    split = str(write_split(tmp_path / "train", [30, 9, 25]))
+    first, position = run_distributed(walk, before[0], split, DataPosition(), before[1], before[2], 3)[0]
+    rest, end = run_distributed(walk, after[0], split, position, after[1], after[2], None)[0]
+    assert end == DataPosition(1, 0) and len(first) == 3 * before[0] * before[1]
+    assert len(set(first + rest)) == len(first) + len(rest) > 64 - after[0] * after[1]
