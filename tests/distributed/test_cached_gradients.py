@@ -75,7 +75,7 @@ def test_two_ranks_times_three_micro_batches(stage: int, weights: dict[bool, Pat
     check(of_stage(Case(weights[True], accumulation=3, steps=3), stage))
 
 
-@pytest.mark.parametrize(("stage", "world", "accumulation"), [(0, 1, 3), (1, 2, 2)])
+@pytest.mark.parametrize(("stage", "world", "accumulation"), [pytest.param(0, 1, 3, marks=pytest.mark.long), (1, 2, 2)])
 def test_without_fusion(stage: int, world: int, accumulation: int, weights: dict[bool, Path]) -> None:
     check(Case(weights[False], stage, world, accumulation, fused=False, steps=3))
 
@@ -102,7 +102,7 @@ def test_every_variant(config: ObjectiveConfig, batch_norm: str, stage: int, wei
     check(of_stage(Case(weights[True], batch_norm=batch_norm, config=config), stage))
 
 
-@pytest.mark.parametrize("batch_norm", ["local", "frozen"])
+@pytest.mark.parametrize("batch_norm", [pytest.param("local", marks=pytest.mark.long), "frozen"])
 def test_other_policies_of_batch_norm(batch_norm: str, weights: dict[bool, Path]) -> None:
     check(Case(weights[True], 2, accumulation=2, batch_norm=batch_norm))
 
@@ -150,7 +150,8 @@ OFFLOAD = {
 }
 
 
-@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [2, 3])
 def test_offload(stage: int, weights: dict[bool, Path]) -> None:
     check(Case(weights[False], stage, fused=False, accumulation=2, steps=3, zero=OFFLOAD[stage]))
 

@@ -89,6 +89,7 @@ def test_a_worker_killed_in_the_middle_of_an_answer_is_noticed(monkeypatch):
         workers.stop()
 
 
+@pytest.mark.long
 def test_items_that_died_beside_others_are_tried_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(pack_pool, "_work", work)
     items = [Item("train", name, str(tmp_path / name)) for name in ("crowded 1", "beside 2", "beside 3", "4", "5", "6")]
@@ -122,6 +123,7 @@ def test_clip_after_clip_that_fails_unforeseen_ends_the_pack(monkeypatch):
     assert [result.reason for result in results] == ["MemoryError"] * 20
 
 
+@pytest.mark.long
 def test_memory_held_for_results_after_a_death_stays_bounded(tmp_path, monkeypatch):
     """Suspects are tried as their turn comes, one by one where much lies in memory already."""
     monkeypatch.setattr(pack_pool, "_work", work)
