@@ -23,7 +23,7 @@ from clap_zero.data.pack_parts import (
 )
 from clap_zero.data.pack_pool import encode_all, warm_up
 from clap_zero.data.pack_report import PackReport, SplitReport
-from clap_zero.data.pack_scratch import made_in, scratch_directory, take_place
+from clap_zero.data.pack_scratch import disk_errors_told, made_in, scratch_directory, take_place
 from clap_zero.data.pack_sidecars import from_folder
 from clap_zero.data.pack_sources import SPLIT_NAME, Columns, from_manifest
 from clap_zero.data.pack_writer import SplitWriter, encoding_json
@@ -111,7 +111,7 @@ def pack(options: PackOptions) -> PackReport:
     _check(options)
     part = options.part or Part(1, 1)
     place = options.out if options.part is None else options.out / PARTS_DIRECTORY
-    try:
+    with disk_errors_told(options.out, "nothing that was there is lost"):
         if options.part is not None:
             refuse_begun_join(options.out)
         if options.workers > 1:
@@ -128,12 +128,6 @@ def pack(options: PackOptions) -> PackReport:
             _refuse_existing(options, [options.columns.default_split])
         with scratch_directory(place) as scratch:
             return _Pack(options, source, listing, scratch).run()
-    except OSError as error:
-        raise DataError(
-            f"{options.out}: {error.strerror or error}"
-            + (f" ({error.filename})" if error.filename else "")
-            + "; nothing that was there is lost"
-        ) from error
 
 
 def _check(options: PackOptions) -> None:

@@ -28,8 +28,15 @@ from clap_zero.data.pack_parts import (
     shown_numbers,
 )
 from clap_zero.data.pack_report import REJECTED_FILE, PackReport
-from clap_zero.data.pack_scratch import leftovers, remove_leftovers, scratch_directory, sync_directory
-from clap_zero.data.pack_writer import SIZES_FILE, SplitNumbers, index_split, write_json
+from clap_zero.data.pack_scratch import (
+    disk_errors_told,
+    leftovers,
+    remove_leftovers,
+    scratch_directory,
+    sync_directory,
+)
+from clap_zero.data.pack_writer import SplitNumbers, index_split, write_json
+from clap_zero.data.sizes import SIZES_FILE
 from clap_zero.data.spans import SPAN_TYPE, SPANS_FILE
 from clap_zero.errors import DataError
 
@@ -55,7 +62,7 @@ def join(out: Path, *, overwrite: bool = False) -> PackReport:
             already; another join is at work; or the disk refuses.
     """
     parts = out / PARTS_DIRECTORY
-    try:
+    with disk_errors_told(out, "nothing is lost: the same command goes on"):
         if not parts.is_dir():
             splits = sorted(path.parent.name for path in out.glob("*/" + SIZES_FILE))
             done = f"; the splits {splits} are there: joined already?" if splits else ""
@@ -63,12 +70,6 @@ def join(out: Path, *, overwrite: bool = False) -> PackReport:
         with _locked(parts):
             remove_leftovers(parts)
             return _join(out, parts / JOIN_DIRECTORY, overwrite)
-    except OSError as error:
-        raise DataError(
-            f"{out}: {error.strerror or error}"
-            + (f" ({error.filename})" if error.filename else "")
-            + "; nothing is lost: the same command goes on"
-        ) from error
 
 
 @contextlib.contextmanager

@@ -17,9 +17,30 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from clap_zero.errors import DataError
+
 _PREFIX = ".packing-"
 _MADE, _OLD = "made", "old"
 """Directories in a scratch directory: what is being made, and what it replaces. A split may have any name."""
+
+
+@contextlib.contextmanager
+def disk_errors_told(out: Path, end: str) -> Iterator[None]:
+    """Tells what the disk refuses within the block in one line.
+
+    Args:
+        out: where it is written to.
+        end: what has become of the data.
+
+    Raises:
+        DataError: instead of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{out}: {error.strerror or error}" + (f" ({error.filename})" if error.filename else "") + f"; {end}"
+        ) from error
 
 
 @functools.cache

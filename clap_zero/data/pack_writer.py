@@ -15,9 +15,10 @@ import numpy as np
 from clap_zero.data.pack_encoding import SAMPLE_RATE_HZ, Encoded, Encoding
 from clap_zero.data.pack_files import plain
 from clap_zero.data.pack_report import REJECTED_FILE, SplitReport
+from clap_zero.data.sizes import SIZES_FILE
 from clap_zero.data.spans import SPAN_TYPE, SPANS_FILE, save_spans
 
-SIZES_FILE, INDEX_FILE = "sizes.json", "index.json"
+INDEX_FILE = "index.json"
 INDEX_VERSION = 1
 _WRITE_BUFFER_BYTES = 1 << 20
 _MAX_SPAN_BYTES = 2**32 - 1
