@@ -84,8 +84,9 @@ def test_killed_and_started_again(
     expected = unbroken(stage)
     words = command("deepspeed -m", *flags_of(shards, stage), port=port)
     run_dir = tmp_path / "run"
-    # After the first checkpoint; where between two of them is left to chance, a new one each time.
-    moment = random.SystemRandom().randint(3, NUM_STEPS - 3)
+    # A step's line is written before its checkpoint, so only step 4 says that the one of step 3 is whole; where between
+    # two checkpoints the kill falls is left to chance, a new moment each time.
+    moment = random.SystemRandom().randint(4, NUM_STEPS - 3)
     with job(words, cwd=tmp_path) as process:
         wait_for_step(run_dir, moment, process)
         KILLS[what](process.pid)
