@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "clap_zero"
 
 LAYERS = (
-    ("errors", "assets", "precision", ""),
+    ("errors", "assets", "phases", "precision", ""),
     ("distributed", "config"),
     ("audio",),
     ("model", "data", "objective"),
