@@ -51,12 +51,35 @@ def _process_began() -> float:
     return time.monotonic() - max(0.0, age_s)
 
 
+class _WorkClock:
+    """Seconds that the thread which made it has computed, or was ready to and waited for a core.
+
+    It stands still where the thread sleeps: in a collective that waits for another rank. On a core that is shared it
+    goes on all the same, because whoever waits for this rank waits for that, too.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._file: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._file = None  # a kernel without it: then only what was computed
+
+    def __call__(self) -> float:
+        if self._file is None:
+            return time.thread_time()
+        ran_ns, waited_ns, _ = os.pread(self._file, 96, 0).split()
+        return (int(ran_ns) + int(waited_ns)) * 1e-9
+
+
 BEGAN = _process_began()
 """`time.monotonic()` at which this process began."""
 
+_work_clock = _WorkClock()
 _moment = Moment("start", 0, BEGAN)
 _progress = 0
 _spent: dict[str, float] = {}
+_worked: dict[str, float] = {}
+_worked_until = _work_clock()
 
 
 @contextmanager
@@ -113,9 +136,19 @@ def spent() -> dict[str, float]:
     return result
 
 
+def worked() -> dict[str, float]:
+    """Seconds of `spent` in which the main thread computed, by phase, without its waits for other ranks. It must call.
+
+    What a GPU computes meanwhile does not count.
+    """
+    return {**_worked, _moment.phase: _worked.get(_moment.phase, 0.0) + _work_clock() - _worked_until}
+
+
 def _change(name: str, step: int) -> None:
-    global _moment, _progress
-    now = time.monotonic()
+    global _moment, _progress, _worked_until
+    now, worked_until = time.monotonic(), _work_clock()
     _spent[_moment.phase] = _spent.get(_moment.phase, 0.0) + now - _moment.since
+    _worked[_moment.phase] = _worked.get(_moment.phase, 0.0) + worked_until - _worked_until
+    _worked_until = worked_until
     _moment = Moment(name, step, now)
     _progress += 1

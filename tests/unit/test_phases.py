@@ -12,13 +12,15 @@ import pytest
 
 from clap_zero import phases
 from clap_zero.errors import DataError
-from clap_zero.phases import PHASES, Moment, current, phase, progress, raised_at, set_step, spent
+from clap_zero.phases import PHASES, Moment, current, phase, progress, raised_at, set_step, spent, worked
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phases, "_moment", Moment("start", 0, time.monotonic()))
     monkeypatch.setattr(phases, "_spent", {})
+    monkeypatch.setattr(phases, "_worked", {})
+    monkeypatch.setattr(phases, "_worked_until", phases._work_clock())
 
 
 def test_phases_nest_and_restore_the_outer_one() -> None:
@@ -62,6 +64,18 @@ def test_each_second_counts_for_one_phase() -> None:
     by_phase = spent()
     assert by_phase["data"] >= 0.06 and 0.03 <= by_phase["forward"] <= whole - 0.06 + 0.005
     assert sum(by_phase.values()) == pytest.approx(whole, abs=0.02)
+
+
+def test_waiting_is_no_work_and_a_shared_core_is() -> None:
+    with phase("backward"):
+        time.sleep(0.1)
+    with phase("forward"):
+        until = time.monotonic() + 0.1
+        while time.monotonic() < until:
+            pass
+    assert worked()["backward"] < 0.05
+    # Other tests may have the cores: what was waited for them counts, so this holds on a busy machine, too.
+    assert worked()["forward"] == pytest.approx(spent()["forward"], abs=0.03)
 
 
 def test_an_error_keeps_the_innermost_phase_in_which_it_was_raised() -> None:
