@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from clap_zero.checkpoint.files import (
@@ -19,6 +20,7 @@ from clap_zero.checkpoint.files import (
     TensorSpec,
     fsync_directory,
     model_file_name,
+    save_tensors,
     split_into_files,
     write_json,
 )
@@ -26,6 +28,7 @@ from clap_zero.checkpoint.source import TOKENIZER_FILES, ModelSource, find_model
 from clap_zero.checkpoint.weights import INDEX
 from clap_zero.data.text import EMBEDDED_TOKENIZER
 from clap_zero.errors import CheckpointError
+from clap_zero.model import mlp_heads
 from clap_zero.model.pretrained import read_config, read_model_config
 
 MAX_FILE_BYTES = 2_000_000_000
@@ -35,6 +38,8 @@ def export_run(
     run_dir: str | Path, out_dir: str | Path, *, step: str | int = "latest", overwrite: bool = False
 ) -> Path:
     """Writes a directory that `ClapModel.from_pretrained` and `ClapProcessor.from_pretrained` load offline.
+
+    LAION's MLP heads, where they were trained, stand beside them in a file that Hugging Face's classes do not open.
 
     Weights are the fp32 masters of the checkpoint; under local BatchNorm the statistics are merged over ranks. The
     directory is renamed into place after everything in it was read back and compared; with `overwrite` the old one is
@@ -61,6 +66,7 @@ def export_run(
     try:
         temporary.mkdir(parents=True)
         sums = _write_weights(source.weights, temporary)
+        _copy_heads(source.weights, temporary)
         write_json(temporary / "config.json", read_model_config(source.weights))
         write_json(temporary / "preprocessor_config.json", source.features.to_preprocessor())
         _write_tokenizer(source, temporary)
@@ -76,7 +82,7 @@ def export_run(
 
 EXPORTED = re.compile(
     r"(config|generation_config|preprocessor_config|processor_config|tokenizer|tokenizer_config|special_tokens_map|"
-    r"added_tokens|vocab)\.json|merges\.txt|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
+    r"added_tokens|vocab)\.json|merges\.txt|(model(-\d+-of-\d+)?|mlp_heads)\.safetensors|model\.safetensors\.index\.json"
 )
 """Names of the files that an export consists of; --overwrite replaces a directory of these and nothing else."""
 
@@ -157,6 +163,26 @@ def _write_weights(checkpoint: Path, out: Path) -> dict[str, int]:
         total = sum(spec.size_bytes for spec in specs)
         write_json(out / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
     return sums
+
+
+def _copy_heads(checkpoint: Path, out: Path) -> None:
+    """LAION's MLP heads of a checkpoint, if it has any; what was written is read back.
+
+    Raises:
+        CheckpointError: They are not complete, or the file was not written as it should.
+    """
+    origin, target = checkpoint / mlp_heads.FILE, out / mlp_heads.FILE
+    if not origin.is_file():
+        return
+    try:
+        heads = load_file(origin)
+        mlp_heads.holds_heads(heads, where=origin)
+        save_tensors(target, heads)
+        written = load_file(target)
+    except SafetensorError as error:
+        raise CheckpointError(f"{origin} cannot be read ({error}): is it complete?") from error
+    if written.keys() != heads.keys() or any(not torch.equal(written[name], heads[name]) for name in heads):
+        raise CheckpointError(f"{target} does not hold what was written to it: is the disk in order?")
 
 
 def _checksum(tensor: Tensor) -> int:

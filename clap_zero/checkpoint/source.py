@@ -14,7 +14,7 @@ from clap_zero.checkpoint.store import CheckpointStore
 from clap_zero.config.load import run_config_from_file
 from clap_zero.config.schema import RunConfig
 from clap_zero.errors import CheckpointError, ConfigError
-from clap_zero.model.clap import ClapForContrast, build_model
+from clap_zero.model.clap import ClapForContrast, Parts, build_model
 from clap_zero.model.features import PREPROCESSOR_FILE, feature_config
 from clap_zero.model.pretrained import read_config
 
@@ -59,7 +59,7 @@ class ModelSource:
             seed=0,
             ds_config={},
             device=device,
-            with_bias=None,
+            parts=Parts(bias=None, mlp="auto"),
         )
 
 

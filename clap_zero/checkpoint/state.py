@@ -34,7 +34,7 @@ from clap_zero.checkpoint.store import CheckpointStore
 from clap_zero.checkpoint.weights import model_config, write_weights
 from clap_zero.distributed.collectives import all_gather_objects, broadcast_object, rank_and_size
 from clap_zero.errors import CheckpointError
-from clap_zero.model import logit_bias
+from clap_zero.model import logit_bias, mlp_heads
 from clap_zero.model.pretrained import read_model_config
 
 TRAINER_STATE = "trainer_state.json"
@@ -231,6 +231,10 @@ def _check_fit(manifest: Mapping[str, Any], engine: DeepSpeedEngine, path: Path)
         there["bias of the sigmoid objective"] = "learned"
     if getattr(engine.module, logit_bias.PARAMETER, None) is not None:
         ours["bias of the sigmoid objective"] = "learned"
+    if (path / mlp_heads.FILE).is_file():
+        there["LAION's MLP heads"] = "trained"
+    if getattr(engine.module, "has_heads", False):
+        ours["LAION's MLP heads"] = "trained"
     other = [key for key in sorted(there.keys() | ours.keys()) if there.get(key, "-") != ours.get(key, "-")]
     if other:
         details = "; ".join(f"{key} {there.get(key, '-')} there, {ours.get(key, '-')} here" for key in other)

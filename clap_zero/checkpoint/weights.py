@@ -18,12 +18,13 @@ from clap_zero.checkpoint.files import (
     SafetensorsWriter,
     TensorSpec,
     model_file_name,
+    save_tensors,
     split_into_files,
     write_json,
 )
 from clap_zero.checkpoint.masters import full_shape, stream_masters
 from clap_zero.distributed.collectives import rank_and_size
-from clap_zero.model import logit_bias
+from clap_zero.model import logit_bias, mlp_heads
 from clap_zero.model.clap import MAX_LOGIT_SCALE
 
 MAX_FILE_BYTES = 256 << 20
@@ -39,22 +40,30 @@ def _spec(name: str, shape: torch.Size, dtype: torch.dtype) -> TensorSpec:
 
 
 def _weight_specs(module: nn.Module) -> list[TensorSpec]:
-    """What the files will hold: all parameters as fp32, then the persistent buffers (floating ones as fp32)."""
+    """What the weight files will hold: all parameters as fp32, then the persistent buffers (floating ones as fp32)."""
     specs = [
         _spec(name, full_shape(parameter), torch.float32)
         for name, parameter in module.named_parameters()
-        if name != logit_bias.PARAMETER
+        if name != logit_bias.PARAMETER and not mlp_heads.is_of_a_head(name)
     ]
     for name, buffer in persistent_buffers(module).items():
         specs.append(_spec(name, buffer.shape, torch.float32 if buffer.is_floating_point() else buffer.dtype))
     return specs
 
 
-def _stream(engine: DeepSpeedEngine, config: dict[str, object]) -> Iterator[tuple[str, Tensor]]:
-    """Names and values in the order of the specs. The sigmoid objective's bias goes to `config` instead."""
+def _stream(
+    engine: DeepSpeedEngine, config: dict[str, object], heads: dict[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Names and values in the order of the specs, which are those of Hugging Face's ClapModel.
+
+    The sigmoid objective's bias goes to `config` instead, and LAION's heads to `heads`.
+    """
     for name, value in stream_masters(engine):
         if name == logit_bias.PARAMETER:
             config[logit_bias.CONFIG_KEY] = float(value)
+            continue
+        if mlp_heads.is_of_a_head(name):
+            heads[name] = value.to("cpu", copy=True)
             continue
         # The trainer holds a scale that overshot within its bounds in every forward; other programs do not.
         bounded = name.rpartition(".")[2] in SCALE_NAMES
@@ -66,7 +75,9 @@ def _stream(engine: DeepSpeedEngine, config: dict[str, object]) -> Iterator[tupl
 def write_weights(
     engine: DeepSpeedEngine, directory: Path, *, max_file_bytes: int = MAX_FILE_BYTES
 ) -> tuple[dict[str, FileRecord], OSError | None]:
-    """Writes weight files, their index and config.json. Collective: all ranks must call; rank 0 writes.
+    """Writes weight files, their index, LAION's heads if any, and config.json.
+
+    Collective: all ranks must call; rank 0 writes.
 
     Args:
         engine: The engine whose masters are written. Its module has a Hugging Face `config`.
@@ -80,11 +91,11 @@ def write_weights(
     rank, _ = rank_and_size()
     files = split_into_files(_weight_specs(engine.module), max_file_bytes)
     if rank != 0:
-        for _ in _stream(engine, {}):
+        for _ in _stream(engine, {}, {}):
             pass
         return {}, None
-    config = model_config(engine.module)
-    stream = _stream(engine, config)
+    config, heads = model_config(engine.module), dict[str, Tensor]()
+    stream = _stream(engine, config, heads)
     records: dict[str, FileRecord] = {}
     try:
         for index, specs in enumerate(files):
@@ -100,6 +111,10 @@ def write_weights(
         records[INDEX] = write_json(
             directory / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         )
+        for _ in stream:  # to the end: what goes elsewhere may come last
+            pass
+        if heads:
+            records[mlp_heads.FILE] = save_tensors(directory / mlp_heads.FILE, heads)
         assert (getattr(engine.module, logit_bias.PARAMETER, None) is None) == (logit_bias.CONFIG_KEY not in config)
         records[CONFIG] = write_json(directory / CONFIG, config)
         error = None

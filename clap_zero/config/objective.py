@@ -28,6 +28,9 @@ class ObjectiveSection(Section):
     )
     label_smoothing: float = key(0.0, "share of the softmax target spread over all candidates", "share", ge=0, lt=1)
     hard_negative_beta: float = key(0.0, "concentration of the weights on hard negatives; 0 is off", "-", ge=0)
+    mlp: Literal["auto", "off"] = key(
+        "auto", "LAION's MLP loss and second scale, where model.pretrained has the heads (auto), or never (off)", "-"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> ObjectiveSection:

@@ -19,6 +19,7 @@ from clap_zero.data.batch import EvalBatch
 from clap_zero.distributed.collectives import all_gather_objects, all_reduce_max, broadcast_object, rank_and_size
 from clap_zero.errors import CheckpointError, ClapZeroError, ConfigError
 from clap_zero.evaluation.retrieval import RECALL_AT, mean_map, retrieval_metrics
+from clap_zero.model.clap import ContrastOutput
 
 _CAPTIONS_PER_CLIP = 8
 """Captions of a batch that the model embeds at once, for each of its clips: few of the usual data sets have more."""
@@ -139,19 +140,35 @@ def _forward(
     Clips may have any number of captions: they go through the model in pieces, so that they do not decide how much
     memory it takes. All ranks make equally many forward passes, because ZeRO stage 3 gathers weights in each; a rank
     with fewer pieces repeats its last one.
+
+    For a model with LAION's extra heads the rows are longer, and the product of two is what LAION ranks by: the mean of
+    (audio, text_mlp) by the first scale and of (audio_mlp, text) by the second.
     """
     at_once = _CAPTIONS_PER_CLIP * len(batch)
     pieces = list(zip(batch.input_ids.split(at_once), batch.attention_mask.split(at_once), strict=True))
     num_passes = int(all_reduce_max(torch.tensor(len(pieces), device=batch.input_ids.device)))
     ids, mask = pieces[0]
     output = model(input_features=input_features, is_longer=is_longer, input_ids=ids, attention_mask=mask)
-    audio, texts = output.audio_embeds.float().cpu(), [output.text_embeds.float().cpu()]
+    audio, texts = _audio_rows(output), [_text_rows(output)]
     for number in range(1, num_passes):
         ids, mask = pieces[min(number, len(pieces) - 1)]
         output = model(input_ids=ids, attention_mask=mask)
         if number < len(pieces):
-            texts.append(output.text_embeds.float().cpu())
+            texts.append(_text_rows(output))
     return audio, torch.cat(texts)
+
+
+def _audio_rows(output: ContrastOutput) -> Tensor:
+    if output.audio_mlp is None:
+        return output.audio_embeds.float().cpu()
+    scaled = [output.logit_scale * output.audio_embeds, output.logit_scale_t * output.audio_mlp]
+    return torch.cat(scaled, dim=1).float().cpu() / 2
+
+
+def _text_rows(output: ContrastOutput) -> Tensor:
+    if output.text_mlp is None:
+        return output.text_embeds.float().cpu()
+    return torch.cat([output.text_mlp, output.text_embeds], dim=1).float().cpu()
 
 
 def _rank_all(parts: list[_Embeddings]) -> EvalResult:

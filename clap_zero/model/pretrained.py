@@ -22,7 +22,7 @@ from transformers import ClapConfig, ClapModel
 
 from clap_zero.distributed.collectives import rank_and_size
 from clap_zero.errors import CheckpointError, ConfigError
-from clap_zero.model import logit_bias
+from clap_zero.model import logit_bias, mlp_heads
 from clap_zero.model.initial import whole
 
 _log = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ OPTIONAL_BUFFER = "text_model.embeddings.position_ids"
 
 _SCALES = ("logit_scale_a", "logit_scale_t")
 _DESCRIPTIONS = ["*.json", "*.txt"]
+_WEIGHTS = ["model*.safetensors", mlp_heads.FILE]
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def resolve_pretrained(name_or_directory: str) -> Path:
     if directory.is_dir():
         return directory
     try:
-        found = Path(snapshot_download(name_or_directory, allow_patterns=[*_DESCRIPTIONS, "model*.safetensors"]))
+        found = Path(snapshot_download(name_or_directory, allow_patterns=[*_DESCRIPTIONS, *_WEIGHTS]))
         if not _weight_files(found):
             found = Path(snapshot_download(name_or_directory, allow_patterns=[*_DESCRIPTIONS, "pytorch_model*.bin"]))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
@@ -106,6 +107,7 @@ def load_pretrained(model: ClapModel, directory: Path) -> None:
     """Fills all parameters and buffers of the model. Never holds more than one tensor beside it.
 
     A raw logit scale beyond its bounds is stored at the bound: the model computes the same, and training can move it.
+    LAION's extra heads are left out where the model has none.
 
     Args:
         model: Whole or partitioned (ZeRO stage 3).
@@ -118,6 +120,8 @@ def load_pretrained(model: ClapModel, directory: Path) -> None:
     """
     stored = stored_tensors(directory)
     targets = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    if not any(mlp_heads.is_of_a_head(name) for name in targets):
+        stored = {name: tensor for name, tensor in stored.items() if not mlp_heads.is_of_a_head(name)}
     targets.pop(logit_bias.PARAMETER, None)  # its value stands in config.json
     _check(stored, targets, directory=directory)
     rank, _ = rank_and_size()
@@ -129,6 +133,15 @@ def load_pretrained(model: ClapModel, directory: Path) -> None:
             if rank == 0 or not partitioned:
                 value = _read(stored[name], name=name).reshape(target.shape)
                 target.copy_(_bounded(value, name=name) if name in _SCALES else value)
+
+
+def stores_heads(directory: Path) -> bool:
+    """Whether the weights in a directory have LAION's extra heads.
+
+    Raises:
+        CheckpointError: They have a part of them, or cannot be read.
+    """
+    return mlp_heads.holds_heads(stored_tensors(directory).keys(), where=directory)
 
 
 def _bounded(raw: Tensor, *, name: str) -> Tensor:
@@ -177,20 +190,27 @@ def _same_shape(name: str, stored: tuple[int, ...], wanted: tuple[int, ...]) -> 
 def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     """All tensors in a directory's weight files by name, without the `module.` that a wrapper may have left.
 
+    LAION's extra heads, from their own file or among the weights, have LAION's names.
+
     Raises:
-        CheckpointError: There are no weights, or a file cannot be read.
+        CheckpointError: There are no weights, a file cannot be read, or two hold the same tensor of a head.
     """
     files = _weight_files(directory)
     if not files:
         raise CheckpointError(f"{directory} has no weights: neither model.safetensors nor pytorch_model.bin")
     tensors: dict[str, StoredTensor] = {}
-    for path in files:
+    heads = directory / mlp_heads.FILE
+    for path in [*files, heads] if heads.is_file() else files:
         try:
             found = _safetensors_file(path) if path.suffix == ".safetensors" else _torch_file(path)
         except (SafetensorError, OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise CheckpointError(f"{path} cannot be read ({reason}): is it complete?") from error
-        tensors.update((name.removeprefix("module."), tensor) for name, tensor in found.items())
+        for name, tensor in found.items():
+            name = mlp_heads.laions_name(name.removeprefix("module."))
+            if name in tensors and mlp_heads.is_of_a_head(name):
+                raise CheckpointError(f"{tensors[name].path} and {path} both hold {name}: remove one of the two")
+            tensors[name] = tensor
     return tensors
 
 

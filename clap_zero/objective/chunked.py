@@ -17,7 +17,7 @@ from clap_zero.distributed.collectives import all_gather, rank_and_size
 from clap_zero.objective import sigmoid, softmax
 from clap_zero.objective.blocks import Problem, Side, default_chunk
 from clap_zero.objective.config import ObjectiveConfig
-from clap_zero.objective.figures import ObjectiveFigures
+from clap_zero.objective.figures import ObjectiveFigures, longest_product
 from clap_zero.objective.groups import group_sizes
 from clap_zero.objective.lines import Lines
 from clap_zero.precision import exact_float32
@@ -240,7 +240,7 @@ def _result(
         text=d_text.mul_(problem.scale * factor),
         logit_scale=(logit_scale * factor).to(dtype),
         logit_bias=None if d_bias is None else (d_bias * factor).to(dtype),
-        figures=_figures(problem, lines, (loss[0], loss[1])),
+        figures=_figures(problem, lines, (loss[0], loss[1]), longest=longest_product(batch.all_audio, batch.all_text)),
     )
 
 
@@ -248,13 +248,16 @@ def _figures(
     problem: Problem,
     lines: tuple[Lines, Lines] | tuple[sigmoid.SigmoidLines, sigmoid.SigmoidLines],
     loss: tuple[Tensor, Tensor],
+    *,
+    longest: Tensor,
 ) -> ObjectiveFigures:
+    """Figures; `longest` is the largest product that two rows could have, () and 1 for normalised ones."""
     offset = 0 if problem.bias is None else problem.bias
-    margin = TIE_EPS * torch.finfo(loss[0].dtype).eps * problem.scale.abs()
+    margin = TIE_EPS * torch.finfo(loss[0].dtype).eps * problem.scale.abs() * longest
     hits, hardest = [], []
     for line in lines:
         hits.append((line.own - line.hardest > margin).to(line.own.dtype).mean())
-        hardest.append(((line.hardest - offset) / problem.scale).clamp(min=-1).mean())
+        hardest.append(torch.maximum((line.hardest - offset) / problem.scale, -longest).mean())
     return ObjectiveFigures(
         loss_audio_to_text=loss[0],
         loss_text_to_audio=loss[1],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -29,3 +30,17 @@ class ObjectiveFigures(NamedTuple):
     top1_text_to_audio: Tensor
     positive_similarity: Tensor
     hardest_negative_similarity: Tensor
+
+
+def longest_product(audio: Tensor, text: Tensor) -> Tensor:
+    """The largest product that a clip and a caption could have by their lengths, ().
+
+    Args:
+        audio: (n, d), L2-normalised or of any length, as LAION's extra heads give it.
+        text: (m, d) likewise.
+
+    Returns:
+        Exactly 1 where both are normalised.
+    """
+    longest = torch.linalg.vector_norm(audio, dim=1).amax() * torch.linalg.vector_norm(text, dim=1).amax()
+    return torch.where((longest - 1).abs() < 1e-3, torch.ones_like(longest), longest)

@@ -1,4 +1,8 @@
-"""LAION's objective for models with the extra heads: two contrastive losses, each with a scale of its own."""
+"""LAION's objective for models with the extra heads: two contrastive losses, each with a scale of its own.
+
+LAION normalises embeddings before the heads and not after them, so the product of a clip and a caption through its head
+is no cosine. The objective does not need one: rows may have any length.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,21 @@ from typing import Any
 from torch import Tensor
 
 from clap_zero.objective.autograd import contrastive_objective
-from clap_zero.objective.chunked import ObjectiveGradients, objective_gradients
+from clap_zero.objective.chunked import objective_gradients
 from clap_zero.objective.figures import ObjectiveFigures
 
 
 @dataclass(frozen=True)
 class TwoHeads:
-    """One rank's embeddings before and after the extra heads; (n, d) each, L2-normalised, and two scales, () each.
+    """One rank's embeddings before and after the extra heads, (n, d) each, and two scales, () each.
 
     Attributes:
-        audio: Clips.
-        text: Captions.
-        audio_mlp: Clips through their extra head.
-        text_mlp: Captions through their extra head.
-        logit_scale_a: Factor on the cosines of `audio` and `text_mlp`.
-        logit_scale_t: Factor on the cosines of `audio_mlp` and `text`.
+        audio: Clips, L2-normalised.
+        text: Captions, L2-normalised.
+        audio_mlp: Clips through their extra head, of any length.
+        text_mlp: Captions through their extra head, of any length.
+        logit_scale_a: Factor on the products of `audio` and `text_mlp`.
+        logit_scale_t: Factor on the products of `audio_mlp` and `text`.
     """
 
     audio: Tensor
@@ -33,7 +37,7 @@ class TwoHeads:
     logit_scale_t: Tensor
 
 
-def mlp_gradients(heads: TwoHeads, **settings: Any) -> tuple[Tensor, TwoHeads, tuple[ObjectiveFigures, ...]]:
+def mlp_gradients(heads: TwoHeads, **settings: Any) -> tuple[Tensor, TwoHeads, ObjectiveFigures]:
     """Mean of the objective of (audio, text_mlp, scale a) and that of (audio_mlp, text, scale t).
 
     Wu et al. 2023, "Large-scale Contrastive Language-Audio Pretraining with Feature Fusion and Keyword-to-Caption
@@ -44,7 +48,8 @@ def mlp_gradients(heads: TwoHeads, **settings: Any) -> tuple[Tensor, TwoHeads, t
         **settings: config, groups, gather and chunk, as in `objective_gradients`; the softmax loss only.
 
     Returns:
-        () share; gradients in the places of what they belong to; figures of both parts.
+        () share; gradients in the places of what they belong to; figures, means of both parts, with products where
+        the usual ones have cosines.
 
     Collective unless gather is off: all ranks must call.
     """
@@ -58,10 +63,10 @@ def mlp_gradients(heads: TwoHeads, **settings: Any) -> tuple[Tensor, TwoHeads, t
         logit_scale_a=first.logit_scale / 2,
         logit_scale_t=second.logit_scale / 2,
     )
-    return _mean(first, second), gradients, (first.figures, second.figures)
+    return (first.loss + second.loss) / 2, gradients, _mean(first.figures, second.figures)
 
 
-def mlp_objective(heads: TwoHeads, **settings: Any) -> tuple[Tensor, tuple[ObjectiveFigures, ...]]:
+def mlp_objective(heads: TwoHeads, **settings: Any) -> tuple[Tensor, ObjectiveFigures]:
     """The same with gradient through autograd.
 
     Args:
@@ -69,14 +74,14 @@ def mlp_objective(heads: TwoHeads, **settings: Any) -> tuple[Tensor, tuple[Objec
         **settings: As in `contrastive_objective`.
 
     Returns:
-        () share with gradient; figures of both parts.
+        () share with gradient; figures, means of both parts.
 
     Collective in the forward unless gather is off: all ranks must call.
     """
     first, first_figures = contrastive_objective(heads.audio, heads.text_mlp, heads.logit_scale_a, **settings)
     second, second_figures = contrastive_objective(heads.audio_mlp, heads.text, heads.logit_scale_t, **settings)
-    return (first + second) / 2, (first_figures, second_figures)
+    return (first + second) / 2, _mean(first_figures, second_figures)
 
 
-def _mean(first: ObjectiveGradients, second: ObjectiveGradients) -> Tensor:
-    return (first.loss + second.loss) / 2
+def _mean(first: ObjectiveFigures, second: ObjectiveFigures) -> ObjectiveFigures:
+    return ObjectiveFigures(*((one + other) / 2 for one, other in zip(first, second, strict=True)))

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from clap_zero.objective.config import ObjectiveConfig
+from clap_zero.objective.mlp import TwoHeads
 
 
 def contrastive_loss_reference(audio_embeds: Tensor, text_embeds: Tensor, logit_scale: Tensor) -> Tensor:
@@ -120,6 +121,27 @@ def sigmoid_reference(
             logit = logit_scale * (audio_embeds[i] @ text_embeds[j]) + logit_bias
             total = total - logsigmoid(label * logit)
     return total / num_pairs
+
+
+def mlp_reference(heads: TwoHeads, groups: Tensor | None = None, *, config: ObjectiveConfig) -> Tensor:
+    """LAION's objective of a whole global batch for a model with the extra heads.
+
+    Wu et al. 2023, "Large-scale Contrastive Language-Audio Pretraining with Feature Fusion and Keyword-to-Caption
+    Augmentation", published code, option `clap-mlploss`: a clip is compared with captions that went through their head,
+    by the first scale, and a clip that went through its head with captions, by the second. Each comparison is a softmax
+    objective in both directions; the loss is the mean of the four.
+
+    Args:
+        heads: Of all B pairs.
+        groups: (B,) int64, equal for pairs that share a caption.
+        config: The objective of each comparison.
+
+    Returns:
+        (), in nats.
+    """
+    first = softmax_reference(heads.audio, heads.text_mlp, heads.logit_scale_a, groups, config=config)
+    second = softmax_reference(heads.audio_mlp, heads.text, heads.logit_scale_t, groups, config=config)
+    return (first + second) / 2
 
 
 def _same_group(groups: Tensor | None, i: int, num_pairs: int) -> set[int]:

@@ -71,6 +71,7 @@ def step_line(result: Any, *, attempt: int) -> dict[str, Any]:
         "grad_norm": result.grad_norm,
         "logit_scale": result.logit_scale,
         **({"logit_bias": result.logit_bias} if result.logit_bias is not None else {}),
+        **({"logit_scale_t": result.logit_scale_t} if result.logit_scale_t is not None else {}),
         **{name: value if math.isfinite(value) else None for name, value in result.objective.items()},
         "samples_per_second": result.samples_per_second,
         "step_time_s": result.step_time_s,

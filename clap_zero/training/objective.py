@@ -13,11 +13,12 @@ from clap_zero.objective.autograd import contrastive_objective
 from clap_zero.objective.chunked import objective_gradients
 from clap_zero.objective.config import ObjectiveConfig
 from clap_zero.objective.figures import ObjectiveFigures
+from clap_zero.objective.mlp import TwoHeads, mlp_gradients, mlp_objective
 
 
 @dataclass(frozen=True)
 class RunObjective:
-    """What a run minimises.
+    """What a run minimises: for a model with LAION's extra heads its MLP loss, else one contrast of clips and captions.
 
     Attributes:
         config: Loss and variants.
@@ -37,6 +38,9 @@ class RunObjective:
         Collective in the forward with `gather`: all ranks must call.
         """
         assert output.audio_embeds is not None and output.text_embeds is not None, "training has both sides"
+        heads = _heads(output)
+        if heads is not None:
+            return mlp_objective(heads, groups=groups, config=self.config, gather=self.gather)
         return contrastive_objective(
             output.audio_embeds,
             output.text_embeds,
@@ -57,6 +61,10 @@ class RunObjective:
         Collective with `gather`: all ranks must call.
         """
         assert output.audio_embeds is not None and output.text_embeds is not None, "training has both sides"
+        heads = _heads(output)
+        if heads is not None:
+            loss, parts, figures = mlp_gradients(heads, groups=groups, config=self.config, gather=self.gather)
+            return loss, _output(parts), figures
         result = objective_gradients(
             output.audio_embeds,
             output.text_embeds,
@@ -68,6 +76,34 @@ class RunObjective:
         )
         gradients = ContrastOutput(result.audio, result.text, result.logit_scale, result.logit_bias)
         return result.loss, gradients, result.figures
+
+
+def _heads(output: ContrastOutput) -> TwoHeads | None:
+    """What LAION's objective takes, None of a model without the heads."""
+    if output.audio_mlp is None:
+        return None
+    assert output.audio_embeds is not None and output.text_embeds is not None
+    assert output.text_mlp is not None and output.logit_scale_t is not None
+    return TwoHeads(
+        audio=output.audio_embeds,
+        text=output.text_embeds,
+        audio_mlp=output.audio_mlp,
+        text_mlp=output.text_mlp,
+        logit_scale_a=output.logit_scale,
+        logit_scale_t=output.logit_scale_t,
+    )
+
+
+def _output(heads: TwoHeads) -> ContrastOutput:
+    """The same as a model's output."""
+    return ContrastOutput(
+        heads.audio,
+        heads.text,
+        heads.logit_scale_a,
+        audio_mlp=heads.audio_mlp,
+        text_mlp=heads.text_mlp,
+        logit_scale_t=heads.logit_scale_t,
+    )
 
 
 def joined(outputs: list[ContrastOutput]) -> ContrastOutput:

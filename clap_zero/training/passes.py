@@ -54,6 +54,7 @@ class PassResult:
         figures: Means over this rank's pairs.
         logit_scale: () as used in the forward.
         logit_bias: () as used in the forward, None for an objective without one.
+        logit_scale_t: () as used in the forward, None for a model without LAION's extra heads.
         updated: Whether the weights were updated.
     """
 
@@ -61,6 +62,7 @@ class PassResult:
     figures: ObjectiveFigures
     logit_scale: Tensor
     logit_bias: Tensor | None
+    logit_scale_t: Tensor | None
     updated: bool
 
 
@@ -182,8 +184,10 @@ class CachedPasses:
 
 
 def _result(loss: Tensor, figures: ObjectiveFigures, output: ContrastOutput, *, updated: bool) -> PassResult:
-    bias = None if output.logit_bias is None else output.logit_bias.detach()
-    return PassResult(loss, figures, output.logit_scale.detach(), bias, updated)
+    scalars = (output.logit_scale, output.logit_bias, output.logit_scale_t)
+    scale, bias, second = (None if scalar is None else scalar.detach() for scalar in scalars)
+    assert scale is not None
+    return PassResult(loss, figures, scale, bias, second, updated)
 
 
 @contextlib.contextmanager

@@ -35,8 +35,11 @@ UNRECORDED_OBJECTIVE = {
     "positives": "off",
     "label_smoothing": 0.0,
     "hard_negative_beta": 0.0,
+    "mlp": "auto",
 }
-"""What runs minimised that were recorded before it was a setting; they go on with these flags."""
+"""What runs minimised that were recorded before it was a setting; they go on with these flags.
+
+Weights with LAION's heads were refused then."""
 
 FOREIGN_NAMES = {"sizes.json", "config.json", "model.safetensors", "manifest.csv", ".git"}
 """What tells that a directory is shards, a model or a checkout, and not a run."""
@@ -202,7 +205,8 @@ class RunDirectory:
                 "continues it: restore it, give another --run_dir, or --force to continue"
             )
         if "objective" in run:
-            old_run.setdefault("objective", UNRECORDED_OBJECTIVE)
+            recorded = old_run.get("objective", UNRECORDED_OBJECTIVE)
+            old_run["objective"] = {"mlp": UNRECORDED_OBJECTIVE["mlp"]} | recorded
         differences = [
             *diff_configs(public_config(old_run), public_config(run), ignore=VOLATILE_KEYS),
             *(f"ds.{line}" for line in diff_configs(self.recorded_ds_config() or {}, ds)),

@@ -27,7 +27,7 @@ from clap_zero.hooks.evaluate import EvaluateHook
 from clap_zero.hooks.jsonl import EndHook, KeysHook, MetricsHook
 from clap_zero.hooks.wandb import WandbHook
 from clap_zero.model.activation import enable_activation_checkpointing
-from clap_zero.model.clap import build_model, clap_config, feature_config
+from clap_zero.model.clap import Parts, build_model, clap_config, feature_config
 from clap_zero.model.pretrained import read_config, resolve_pretrained
 from clap_zero.objective.config import ObjectiveConfig
 from clap_zero.training.engine import Engine
@@ -36,6 +36,7 @@ from clap_zero.training.loop import Trainer
 from clap_zero.training.objective import RunObjective
 from clap_zero.training.passes import CachedPasses, Forward, MicroPasses, Passes
 from clap_zero.training.prepare import Settled, on_main
+from clap_zero.training.say import say
 from clap_zero.training.schedule import Schedule
 from clap_zero.training.step import Stepper
 
@@ -69,8 +70,10 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
         seed=run.train.seed,
         ds_config=resolved.config,
         device=world.device,
-        with_bias=run.objective.loss == "sigmoid",
+        parts=Parts(bias=run.objective.loss == "sigmoid", mlp=run.objective.mlp),
     )
+    if world.is_main and model.has_heads:
+        say("LAION's MLP loss, because the weights hold its heads; --objective.mlp off leaves them out")
     enable_activation_checkpointing(model, resolved.config)
     engine = Engine(model, resolved=resolved, world=world)
     state = TrainState(step=0, epoch=0, offset=0, samples=0, world_size=world.size, stage=resolved.stage)
@@ -118,7 +121,7 @@ def _passes(settled: Settled, engine: Engine, *, features: ClapFeatures, world: 
     """One pass where a micro batch has all the negatives that are wanted, else two with cached embeddings."""
     chosen = settled.run.objective
     objective = RunObjective(
-        ObjectiveConfig(**chosen.model_dump(exclude={"negatives"})), gather=chosen.negatives != "local"
+        ObjectiveConfig(**chosen.model_dump(exclude={"negatives", "mlp"})), gather=chosen.negatives != "local"
     )
     forward = Forward(engine, features=features, seed=settled.run.train.seed, world=world)
     if chosen.negatives == "global" and settled.resolved.accumulation > 1:

@@ -37,6 +37,7 @@ class StepResult:
         grad_norm: Norm of all gradients before clipping, None on overflow.
         logit_scale: exp of the stored parameter as used in the forward, 1 to 100.
         logit_bias: The learned bias as used in the forward, None for an objective without one.
+        logit_scale_t: exp of LAION's second scale likewise, None for a model without the extra heads.
         objective: What people watch of the objective, by the names of `ObjectiveFigures`; means over the global batch.
         loss_scale: fp16 loss scale after the step, None in other precisions.
         samples_per_second: Pairs per second over all ranks.
@@ -59,6 +60,7 @@ class StepResult:
     grad_norm: float | None
     logit_scale: float
     logit_bias: float | None
+    logit_scale_t: float | None
     objective: dict[str, float]
     loss_scale: float | None
     samples_per_second: float
@@ -157,6 +159,7 @@ class Stepper:
             grad_norm=self._engine.grad_norm,
             logit_scale=scale,
             logit_bias=None if passed.logit_bias is None else float(passed.logit_bias),
+            logit_scale_t=None if passed.logit_scale_t is None else float(passed.logit_scale_t),
             objective={
                 name: sum(figures.objective[n] for figures in everyone) / len(everyone)
                 for n, name in enumerate(ObjectiveFigures._fields)

@@ -13,9 +13,10 @@ from torch import Tensor
 from clap_zero.distributed.collectives import rank_and_size
 from clap_zero.distributed.world import World
 from clap_zero.model.activation import enable_activation_checkpointing
-from clap_zero.model.clap import ContrastOutput
+from clap_zero.model.clap import ContrastOutput, Parts
 from clap_zero.objective.config import ObjectiveConfig
-from clap_zero.objective.reference import sigmoid_reference, softmax_reference
+from clap_zero.objective.mlp import TwoHeads
+from clap_zero.objective.reference import mlp_reference, sigmoid_reference, softmax_reference
 from clap_zero.training.engine import Engine
 from clap_zero.training.objective import RunObjective, joined
 from clap_zero.training.passes import CachedPasses, Forward, Inputs, MicroPasses
@@ -29,7 +30,7 @@ class Case:
     """One way to take global batches.
 
     Attributes:
-        weights: Directory of the initial weights, None for those of the seed.
+        weights: Directory of the initial weights, None for those of the seed; with LAION's heads they are trained.
         stage: ZeRO stage.
         world: Ranks; 0 stands for one process without DeepSpeed.
         accumulation: Micro batches of a step.
@@ -67,6 +68,10 @@ class Case:
     @property
     def num_pairs(self) -> int:
         return self.local * self.world * self.accumulation
+
+    @property
+    def parts(self) -> Parts:
+        return Parts(bias=self.config.uses_bias, mlp="auto")
 
     def pairs(self, step: int) -> zc.Pairs:
         """The global batch of a step: other shares of long clips in every micro batch and on every rank."""
@@ -196,7 +201,7 @@ def on_a_rank(case: Case) -> Outcome:
         weights=case.weights,
         batch_norm=case.batch_norm,
         dropout=case.dropout,
-        with_bias=case.config.uses_bias,
+        parts=case.parts,
     )
     enable_activation_checkpointing(model, config)
     settings: Any = SimpleNamespace(config=config, stage=case.stage, precision=case.precision)
@@ -231,9 +236,7 @@ def one_process(case: Case, *, dtype: torch.dtype = torch.float64) -> Outcome:
     Under `sync` a group is a micro batch over all ranks, under `local` that of a rank; the statistics are then not
     comparable, since every rank has its own.
     """
-    model = zc.build(
-        {}, fused=case.fused, weights=case.weights, batch_norm=case.batch_norm, with_bias=case.config.uses_bias
-    ).to(dtype)
+    model = zc.build({}, fused=case.fused, weights=case.weights, batch_norm=case.batch_norm, parts=case.parts).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4, weight_decay=0.0)
     size = case.local if case.batch_norm == "local" else case.local * case.world
     outcome = Outcome()
@@ -263,6 +266,10 @@ def _loss(case: Case, output: ContrastOutput) -> Tensor:
 
     def of(rows: slice) -> Tensor:
         parts = (audio[rows], text[rows], output.logit_scale)
+        if output.audio_mlp is not None:
+            assert output.text_mlp is not None and output.logit_scale_t is not None
+            heads = (output.audio_mlp[rows], output.text_mlp[rows], output.logit_scale, output.logit_scale_t)
+            return mlp_reference(TwoHeads(*parts[:2], *heads), case.groups()[rows], config=case.config)
         if case.config.loss == "sigmoid":
             assert output.logit_bias is not None
             return sigmoid_reference(*parts, output.logit_bias, case.groups()[rows], config=case.config)
@@ -281,10 +288,11 @@ def worst_gradient(outcome: Outcome, reference: Outcome) -> tuple[float, str]:
 
     def error(name: str) -> float:
         ref = reference.gradients[name].double()
-        floor = 0.0 if name in ("logit_scale_a", "logit_bias") else 1e-3 * float(whole)
+        floor = 0.0 if name in ("logit_scale_a", "logit_scale_t", "logit_bias") else 1e-3 * float(whole)
         return float((outcome.gradients[name].double().reshape(ref.shape) - ref).norm()) / max(float(ref.norm()), floor)
 
-    names = [name for name in reference.gradients if name != "logit_scale_t"]
+    # Without LAION's heads nothing depends on the second scale.
+    names = [n for n, gradient in reference.gradients.items() if n != "logit_scale_t" or gradient.any()]
     return max((error(name), name) for name in names)
 
 

@@ -35,6 +35,19 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     return {fused: zc.warmed_up(root / f"fused-{fused}", fused=fused) for fused in (False, True)}
 
 
+@pytest.fixture(scope="session")
+def with_heads(weights: dict[bool, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """Weights with LAION's extra heads, with and without fusion; made when they are asked for."""
+    root = tmp_path_factory.mktemp("heads")
+
+    class Made(dict[bool, Path]):
+        def __missing__(self, fused: bool) -> Path:
+            self[fused] = zc.with_heads(weights[fused], root / f"fused-{fused}", fused=fused)
+            return self[fused]
+
+    return Made()
+
+
 _references: dict[str, Outcome] = {}
 
 
@@ -100,6 +113,51 @@ def test_sigmoid_with_its_bias(weights: dict[bool, Path]) -> None:
 @pytest.mark.parametrize("config", [SIGMOID, SOFT, ObjectiveConfig(positives="mask", hard_negative_beta=0.5)])
 def test_every_variant(config: ObjectiveConfig, batch_norm: str, stage: int, weights: dict[bool, Path]) -> None:
     check(of_stage(Case(weights[True], batch_norm=batch_norm, config=config), stage))
+
+
+HEADS = {"audio_transform.sequential.0.weight", "text_transform.sequential.3.bias", "logit_scale_t"}
+
+
+@pytest.mark.parametrize("stage", [3, *(pytest.param(s, marks=pytest.mark.long) for s in (0, 1, 2))])
+def test_laions_heads_with_both_scales(stage: int, with_heads: dict[bool, Path]) -> None:
+    case = of_stage(Case(with_heads[False], fused=False, accumulation=2, config=SOFT), stage)
+    for outcome in check(case):
+        assert all(outcome.gradients[name].abs().max() > 1e-6 for name in HEADS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("negatives", ["global", "micro", "local"])
+@pytest.mark.parametrize(("world", "accumulation"), [(1, 3), (2, 1), (2, 3), (4, 2)])
+def test_laions_heads_in_the_matrix(
+    world: int, accumulation: int, negatives: str, stage: int, with_heads: dict[bool, Path]
+) -> None:
+    check(of_stage(Case(with_heads[True], 0, world, accumulation, negatives=negatives, steps=3), stage))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("config", [ObjectiveConfig(), ObjectiveConfig(positives="mask", hard_negative_beta=0.5)])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_laions_heads_in_variants(config: ObjectiveConfig, checkpointing: bool, with_heads: dict[bool, Path]) -> None:
+    check(Case(with_heads[True], 2, config=config, checkpointing=checkpointing, steps=3))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_planted_factor_is_found_with_laions_heads(factor: float, with_heads: dict[bool, Path]) -> None:
+    case = Case(with_heads[False], 2, fused=False, accumulation=2)
+    worst, _ = worst_gradient(run_distributed(on_a_rank, 2, replace(case, factor=factor))[0], reference(case))
+    assert worst > 0.4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_laions_heads_in_half_precision(precision: str, with_heads: dict[bool, Path]) -> None:
+    case = Case(with_heads[True], 2, accumulation=2, precision=precision)
+    outcomes, expected = run_distributed(on_a_rank, 2, case), reference(case)
+    assert sum(o.losses[0] for o in outcomes) / 2 == pytest.approx(expected.losses[0], rel=2e-2)
+    cosine, longer = difference(outcomes[0], expected)
+    assert cosine > 0.99 and longer == pytest.approx(1, abs=0.05)
 
 
 @pytest.mark.parametrize("batch_norm", [pytest.param("local", marks=pytest.mark.long), "frozen"])

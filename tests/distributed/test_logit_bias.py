@@ -14,7 +14,7 @@ from transformers import ClapModel
 import clap_zero
 from clap_zero.checkpoint.export import export_run
 from clap_zero.errors import CheckpointError
-from clap_zero.model.clap import ClapForContrast, build_model
+from clap_zero.model.clap import ClapForContrast, Parts, build_model
 from clap_zero.model.logit_bias import CONFIG_KEY
 from clap_zero.objective.config import ObjectiveConfig
 from clap_zero.testing import run_distributed
@@ -36,7 +36,7 @@ def build(
         seed=3,
         ds_config=ds_config or {},
         device=torch.device("cpu"),
-        with_bias=with_bias,
+        parts=Parts(bias=with_bias),
     )
 
 

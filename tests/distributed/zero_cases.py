@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from clap_zero.model.clap import ClapForContrast, ContrastOutput, build_model
+from clap_zero.model.clap import ClapForContrast, ContrastOutput, Parts, build_model
+from clap_zero.model.mlp_heads import MODULES, MlpHead
+from clap_zero.objective.config import ObjectiveConfig
 from clap_zero.objective.gathered import contrastive_loss
+from clap_zero.training.objective import RunObjective
 
 CPU = torch.device("cpu")
 NUM_FRAMES = 251
@@ -132,5 +135,30 @@ def warmed_up(directory: Path, *, fused: bool, num_steps: int = 20) -> Path:
     for _ in range(num_steps):
         optimizer.zero_grad()
         loss_of(model(**pairs._asdict())).backward()
+        optimizer.step()
+    return save_weights(model, directory)
+
+
+def new_heads(*, width: int, seed: int = 7) -> dict[str, Tensor]:
+    """LAION's extra heads at their initial weights, under LAION's names."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        heads = {module: MlpHead(width, dropout=0.1).state_dict() for module in MODULES}
+    return {f"{module}.{name}": value for module, state in heads.items() for name, value in state.items()}
+
+
+def with_heads(weights: Path, directory: Path, *, fused: bool, num_steps: int = 8) -> Path:
+    """Weights with LAION's extra heads among them, after some steps of LAION's loss."""
+    model = build({}, fused=fused, weights=weights)
+    save_weights(model, directory)
+    state = load_file(directory / "model.safetensors") | new_heads(width=model.config.projection_dim)
+    save_file(state, directory / "model.safetensors")
+    model = build({}, fused=fused, weights=directory, parts=Parts(mlp="auto"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    pairs = make_pairs(8, fused=fused, long_rows=(0, 3, 5) if fused else (), seed=100)
+    objective = RunObjective(ObjectiveConfig())
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        objective.share(model(**pairs._asdict()), torch.arange(8))[0].backward()
         optimizer.step()
     return save_weights(model, directory)

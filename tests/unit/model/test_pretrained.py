@@ -107,12 +107,12 @@ def test_everything_that_does_not_fit_is_named(tmp_path: Path, source: ClapForCo
     del state["audio_model.audio_encoder.batch_norm.running_mean"]
     state["text_projection.linear1.bias"] = torch.zeros(7)
     state["text_projection.linear2.bias"] = torch.zeros(0)
-    state["text_transform.sequential.0.weight"] = torch.zeros(2)
+    state["text_adapter.sequential.0.weight"] = torch.zeros(2)
     with pytest.raises(CheckpointError) as error:
         load(write(tmp_path, source, state))
     message = str(error.value)
     assert "missing: audio_model.audio_encoder.batch_norm.running_mean, audio_projection.linear1.weight;" in message
-    assert "not of this model: text_transform.sequential.0.weight;" in message
+    assert "not of this model: text_adapter.sequential.0.weight;" in message
     assert "text_projection.linear1.bias [7] instead of [16]" in message
     assert "text_projection.linear2.bias [0] instead of [16]" in message
     assert "\n" not in message
