@@ -32,12 +32,16 @@ def run_and_exit(argv: list[str] | None = None) -> None:
         argv: Command line without the program's name; None takes the process's own.
     """
     from clap_zero.data.processes import remove_leftovers
+    from clap_zero.launching.arguments import unquote
+    from clap_zero.launching.environment import restore
+
+    restore()  # before the libraries that read the environment when they are imported
     from clap_zero.distributed.world import report_exit_code
     from clap_zero.hooks.watchdog import Watchdog
 
     report_exit_code(None)
     try:
-        code = _run(sys.argv[1:] if argv is None else argv, Watchdog(parent=PARENT).start())
+        code = _run(unquote(sys.argv[1:] if argv is None else argv), Watchdog(parent=PARENT).start())
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0
     except Exception as error:  # noqa: BLE001

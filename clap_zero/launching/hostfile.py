@@ -19,7 +19,7 @@ from clap_zero.errors import ClapZeroError, ConfigError, LaunchError
 FORM = "'worker-1 slots=8'"
 _LINE = re.compile(r"(?P<host>\S+)\s+slots=(?P<slots>[0-9]+)")
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
-"""A name as ssh and pdsh take it, with a user before it where they differ. A colon would be a port, which neither takes."""
+"""A name as ssh and pdsh take it, with a user before it where they differ. A colon would be a port."""
 
 
 @dataclass(frozen=True)

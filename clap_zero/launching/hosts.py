@@ -1,0 +1,160 @@
+"""Which hosts and devices a command selects, which of them is this machine, and whether all can be reached."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import random
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from clap_zero.errors import ConfigError, LaunchError
+
+PORTS = range(20000, 29500)
+"""Below the ports that Linux gives to outgoing connections, so that nobody takes one between choosing and use."""
+
+SSH_TIMEOUT_S = 10
+REACH_TIMEOUT_S = 30
+
+Devices = dict[str, list[int]]
+"""Host -> numbers of its devices, one rank each, in the order of the ranks."""
+
+
+def select(pool: Mapping[str, int], *, include: str = "", exclude: str = "", source: str) -> Devices:
+    """What --include or --exclude leave, as DeepSpeed reads them: `w1@w2:0,2`.
+
+    Args:
+        pool: Host -> number of its devices.
+        source: What the pool comes from, for messages.
+
+    Raises:
+        ConfigError: A host or device that is not there, text that cannot be read, or nothing is left.
+    """
+    every = {host: list(range(slots)) for host, slots in pool.items()}
+    option, text = ("--include", include) if include else ("--exclude", exclude)
+    if not text:
+        return every
+    named: Devices = {}
+    for part in text.split("@"):
+        host, colon, numbers = part.partition(":")
+        if host not in every:
+            raise ConfigError(f"{option} {text}: {host!r} is not in {source}, which has {', '.join(every)}")
+        try:
+            chosen = [int(number) for number in numbers.split(",")] if colon else every[host]
+        except ValueError:
+            raise ConfigError(f"{option} {text}: {part!r} is not of the form HOST:0,2 or HOST") from None
+        absent = [number for number in chosen if number not in every[host]]
+        if absent:
+            has = f"has device 0 to {len(every[host]) - 1}" if len(every[host]) > 1 else "has device 0 alone"
+            raise ConfigError(f"{option} {text}: {host} has no device {absent[0]}: it {has} ({source})")
+        named[host] = sorted({*named.get(host, []), *chosen})
+    if include:
+        return {host: named[host] for host in every if host in named}
+    left = {host: [n for n in numbers if n not in named.get(host, [])] for host, numbers in every.items()}
+    left = {host: numbers for host, numbers in left.items() if numbers}
+    if not left:
+        raise ConfigError(f"--exclude {text} leaves no device of {source}")
+    return left
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a name of a hostfile stands for the machine that we are on: an address of it can be bound here."""
+    name = host.rpartition("@")[2]
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return name == socket.gethostname()  # a name that only ~/.ssh/config knows
+    return any(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def address_towards(host: str) -> str | None:
+    """This machine's address on the way to another one; None where its name says nothing or leads back here."""
+    name = host.rpartition("@")[2]
+    with contextlib.suppress(OSError):
+        family, _, _, _, address = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing
+            own = str(probe.getsockname()[0])
+        if not ipaddress.ip_address(own.partition("%")[0]).is_loopback:
+            return own
+    return None
+
+
+def is_port_free(port: int) -> bool:
+    """Whether somebody could listen on a TCP port of this machine now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that wind down do not count
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            return error.errno not in (errno.EADDRINUSE, errno.EACCES)
+        return True
+
+
+def free_port() -> int:
+    """A TCP port that nobody uses at the moment.
+
+    Raises:
+        LaunchError: Ports enough were tried.
+    """
+    for port in random.sample(PORTS, 200):
+        if is_port_free(port):
+            return port
+    raise LaunchError("no free port between 20000 and 29499 on this machine: give --master_port before -m")
+
+
+def check_reachable(hosts: Iterable[str], *, ssh_port: int | None) -> None:
+    """Ask every host over ssh, all at once, for the working directory and this Python.
+
+    Raises:
+        LaunchError: Naming the first host that does not answer or lacks one of them.
+    """
+    port = ["-p", str(ssh_port)] if ssh_port is not None else []
+    question = f"test -d {shlex.quote(str(Path.cwd()))} || exit 81; test -x {shlex.quote(sys.executable)} || exit 82"
+    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={SSH_TIMEOUT_S}"]
+    asked = {
+        host: subprocess.Popen(
+            ["ssh", *options, *port, host, question],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        for host in hosts
+    }
+    try:
+        for host, process in asked.items():
+            try:
+                _, said = process.communicate(timeout=REACH_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                raise LaunchError(f"{host} does not answer over ssh within {REACH_TIMEOUT_S} s") from None
+            if process.returncode:
+                raise LaunchError(_unreachable(host, process.returncode, said.splitlines()))
+    finally:
+        for process in asked.values():
+            process.kill()
+            process.communicate()
+
+
+def _unreachable(host: str, code: int, said: Sequence[str]) -> str:
+    if code == 81:
+        return f"{host} has no folder {Path.cwd()}: the checkout has to stand under the same path on all hosts"
+    if code == 82:
+        return f"{host} has no {sys.executable}: the environment has to stand under the same path on all hosts"
+    reason = said[-1].strip() if said else f"ssh ended with {code}"
+    return f"{host} cannot be reached over ssh: {reason}; `ssh {host} true` has to work without a password"
+
+
+def _can_bind(family: int, address: tuple) -> bool:
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((address[0], 0, *address[2:]))
+        except OSError:
+            return False
+        return True
