@@ -12,13 +12,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import clap_zero
 from clap_zero.errors import ClapZeroError, ConfigError
-
-if TYPE_CHECKING:
-    from clap_zero.config.data import DataSection
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells report it."""
@@ -206,58 +203,19 @@ def _step(text: str) -> str | int:
     return int(text)
 
 
-_CHECK_HELP = """\
-usage: clap-zero check-config --world-size N [--num-samples N] [--memory-gb X] [--device cpu|cuda] TRAIN_FLAGS ...
-
-Checks the flags of a `train` command and prints what they come to; starts no rank and builds no model. Whether the
-device can do the precision that the DeepSpeed JSON asks for is seen only there.
-
-  --world-size N     ranks of the run; unit count, default 1
-  --num-samples N    training pairs; unit count, default: those of --data.train, or not known
-  --memory-gb X      memory that one rank may use; unit GB, default not known (it then bounds nothing)
-  --device NAME      cpu or cuda; unit -, default: what this machine has
-"""
-
-
 def _check_config(argv: list[str]) -> int:
-    if any(token in ("--help", "-h") for token in argv):
-        print(_CHECK_HELP, end="")
-        return 0
-    own, rest = _split_flags(argv, {"world_size": "1", "num_samples": "", "memory_gb": "0", "device": ""})
-    from clap_zero.config.deepspeed import Machine, load_ds_json, resolve
-    from clap_zero.config.load import parse_command_line
-    from clap_zero.config.objective import told_objective
+    from clap_zero.planning import check_config
 
-    device = own["device"] or _device_here()
-    if device not in ("cpu", "cuda"):
-        raise ConfigError(f"--device {device}: cpu and cuda are possible")
-    command = parse_command_line(rest, has_gpu=device != "cpu")
-    samples = own["num_samples"]
-    world_size = _whole("--world-size", own["world_size"], least=1)
-    resolved = resolve(
-        load_ds_json(command.ds_path, command.ds_overrides),
-        command.run,
-        world_size=world_size,
-        machine=Machine(
-            memory_bytes=int(_real("--memory-gb", own["memory_gb"]) * 1e9),
-            num_samples=_whole("--num-samples", samples) if samples else _count_samples(command.run.data),
-            device_type=device,
-        ),
-        explicit=command.explicit,
-    )
-    length = "not known without the number of samples" if resolved.total_steps is None else resolved.total_steps
-    train = resolved.run.train
-    print(f"for {own['world_size']} ranks on {device} (--world-size and --device say otherwise)")
-    print("\n".join([*command.notes, *resolved.explanation]))
-    negatives = told_objective(
-        resolved.run.objective,
-        micro_batch=resolved.micro_batch,
-        accumulation=resolved.accumulation,
-        world_size=world_size,
-    )
-    print("\n".join(negatives))
-    print(f"optimizer steps {length}, warm-up {train.warmup_steps}, learning rate {train.learning_rate:g}")
-    print(f"run directory {command.run.run_dir}")
+    if any(token in ("--help", "-h") for token in argv):
+        print(check_config.HELP, end="")
+    elif "--schema" in argv:
+        from clap_zero.planning.json_schema import schema_text
+
+        if argv != ["--schema"]:
+            raise ConfigError("--schema stands alone: clap-zero check-config --schema > run_config.schema.json")
+        print(schema_text(), end="")
+    else:
+        print("\n".join(check_config.told(argv, device_here=_device_here)))
     return 0
 
 
@@ -265,46 +223,6 @@ def _device_here() -> str:
     from clap_zero.distributed.world import has_gpu
 
     return "cuda" if has_gpu() else "cpu"
-
-
-def _split_flags(argv: list[str], own: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Takes the command's own flags out of a command line that is otherwise that of `train`."""
-    own, rest, tokens = dict(own), [], iter(argv)
-    for token in tokens:
-        name, equals, value = token.removeprefix("--").partition("=")
-        key = name.replace("-", "_")
-        if token.startswith("--") and key in own:
-            following = value if equals else next(tokens, None)
-            if following is None:
-                raise ConfigError(f"{token} needs a value")
-            own[key] = following
-        else:
-            rest.append(token)
-    return own, rest
-
-
-def _whole(flag: str, text: str, *, least: int = 0) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise ConfigError(f"{flag} {text}: a whole number of at least {least} is needed")
-    return int(text)
-
-
-def _real(flag: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e9:
-        raise ConfigError(f"{flag} {text}: a number of gigabytes is needed")
-    return value
-
-
-def _count_samples(data: DataSection) -> int:
-    if not data.train:
-        return 0
-    from clap_zero.data.index import index_of
-
-    return index_of(data.train, data).num_samples
 
 
 if __name__ == "__main__":

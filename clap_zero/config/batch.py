@@ -2,14 +2,15 @@
 
 Memory rule for micro batch "auto". A rank needs
 
-    fixed_bytes + PROCESS_BYTES + pairs * bytes_per_pair * TEMPORARIES * (LOW_PRECISION under bf16 or fp16)
+    FIXED_BYTES * parameters + PROCESS_BYTES + pairs * bytes_per_pair * TEMPORARIES * (LOW_PRECISION under bf16 or fp16)
 
-`fixed_bytes` is 20 bytes a parameter: 2 of weights, 4 of fp32 weights, 8 of Adam's moments, 4 of gradients, 2 of
-communication buffers; nothing is subtracted for partitioning, so it is an upper bound at every stage. `bytes_per_pair`
-was counted with torch.autograd.graph.saved_tensors_hooks: storage that autograd keeps for one more 10 s clip (longer
-than 10 s in fused models) with 77 tokens, in fp32 training mode. With checkpointing it is what stays between the
-layers, plus all of the layer that is recomputed at one time (the largest stage of HTSAT). TEMPORARIES stands for what
-autograd does not keep: gradients of activations and kernels' workspace.
+FIXED_BYTES are 2 of weights, 4 of fp32 weights, 8 of Adam's moments, 4 of gradients, 2 of communication buffers;
+nothing is subtracted for partitioning, so that "auto" does not change with the stage; planning/memory.py does subtract,
+and counts the rest part by part. `bytes_per_pair` was counted with torch.autograd.graph.saved_tensors_hooks: storage
+that autograd keeps for one more 10 s clip (longer than 10 s in fused models) with 77 tokens, in fp32 training mode.
+With checkpointing it is what stays between the layers, plus all of the layer that is recomputed at one time (the
+largest stage of HTSAT). TEMPORARIES stands for what autograd does not keep: gradients of activations and kernels'
+workspace.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from clap_zero.errors import ConfigError
 
 TEMPORARIES = 1.5
 LOW_PRECISION = 0.6
+FIXED_BYTES = 20
 PROCESS_BYTES = 1_000_000_000
 MEMORY_SHARE = 0.8
 """Share of a rank's memory that is planned for."""
@@ -59,10 +61,15 @@ def largest_micro_batch(preset: Preset, *, memory_bytes: int, checkpointing: boo
     """Pairs that fit into a rank by the memory rule above; None where the memory is not known (0 bytes)."""
     if memory_bytes <= 0:
         return None
-    pair = preset.bytes_per_pair_checkpointed if checkpointing else preset.bytes_per_pair
-    pair_bytes = pair * TEMPORARIES * (LOW_PRECISION if low_precision else 1.0)
-    room_bytes = MEMORY_SHARE * memory_bytes - preset.fixed_bytes - PROCESS_BYTES
+    pair_bytes = activation_bytes(preset, num_pairs=1, checkpointing=checkpointing, low_precision=low_precision)
+    room_bytes = MEMORY_SHARE * memory_bytes - FIXED_BYTES * preset.num_parameters - PROCESS_BYTES
     return max(0, int(room_bytes // pair_bytes))
+
+
+def activation_bytes(preset: Preset, *, num_pairs: int, checkpointing: bool, low_precision: bool) -> int:
+    """Memory of a micro batch's activations at the peak, in the backward, by the memory rule above."""
+    pair = preset.bytes_per_pair_checkpointed if checkpointing else preset.bytes_per_pair
+    return int(num_pairs * pair * TEMPORARIES * (LOW_PRECISION if low_precision else 1.0))
 
 
 def fill_batch(

@@ -11,6 +11,8 @@ from clap_zero.config.values import parse_yaml
 
 FINE_TUNING = "pretrained"
 """Name of the file with the values recommended for a pretrained model; it has no geometry."""
+EMBEDDING_DIM = 512
+"""Width of the common space in LAION's models."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Preset:
         model: keyword arguments of transformers' ClapConfig; empty for a pretrained model.
         run: dotted keys of the run config and the recommended value of each.
         global_batch_size: pairs per optimizer step that "auto" aims at.
-        fixed_bytes: memory of a rank before the first pair: weights, gradients, optimizer, nothing partitioned.
+        num_parameters: of the model; for a pretrained one that of LAION's models of the usual size.
         bytes_per_pair: activations of one pair in fp32, 77 tokens, without activation checkpointing.
         bytes_per_pair_checkpointed: the same with activation checkpointing on both towers.
     """
@@ -29,9 +31,14 @@ class Preset:
     model: dict[str, Any]
     run: dict[str, Any]
     global_batch_size: int
-    fixed_bytes: int
+    num_parameters: int
     bytes_per_pair: int
     bytes_per_pair_checkpointed: int
+
+    @property
+    def embedding_dim(self) -> int:
+        """Width of the common space of clips and captions."""
+        return int(self.model.get("projection_dim", EMBEDDING_DIM))
 
 
 @functools.cache

@@ -14,19 +14,20 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "clap_zero"
 
 LAYERS = (
-    ("errors", "assets", "phases", "launching", "precision", ""),
+    ("errors", "assets", "oom", "phases", "launching", "precision", ""),
     ("distributed", "config"),
     ("audio",),
     ("model", "data", "objective"),
-    ("evaluation", "checkpoint", "inference"),
+    ("evaluation", "checkpoint", "inference", "preflight"),
     (
-        *("training.engine", "training.schedule", "training.say", "training.seeding"),
-        *("training.metrics", "training.objective"),
+        *("training.engine", "training.schedule", "training.say", "training.seeding", "training.own_time"),
+        *("training.metrics", "training.objective", "training.last_words", "training.start_up"),
     ),
     ("training.step", "training.passes"),
     ("training.loop", "training.hooks", "training.run_directory"),
     ("hooks",),
     ("training.setup", "training.prepare"),
+    ("planning",),
     ("cli", "train"),
 )
 """Bottom first. A module imports from its own layer and those below; "" is the package itself."""
@@ -39,7 +40,7 @@ OWNERS = {
 }
 """Third-party modules and the only parts of the package that may import or reach them."""
 
-ENVIRONMENT_OWNERS = ("distributed.world", "launching", "cli")
+ENVIRONMENT_OWNERS = ("distributed.world", "launching", "preflight.machine", "cli")
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
