@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from clap_zero.checkpoint.state import save
 from clap_zero.checkpoint.store import CheckpointStore
+from clap_zero.phases import phase
 from clap_zero.training.hooks import Hook
 from clap_zero.training.loop import Trainer
 from clap_zero.training.step import StepResult
@@ -49,8 +50,9 @@ class CheckpointHook(Hook):
     def _save(self, trainer: Trainer) -> None:
         if self._last_saved == trainer.state.step:
             return
-        path = save(trainer.engine.deepspeed, self._store, trainer.state, companions=self._companions)
-        self._last_saved = trainer.state.step
-        if trainer.world.is_main:
-            self._store.prune(self._keep)
+        with phase("checkpoint"):
+            path = save(trainer.engine.deepspeed, self._store, trainer.state, companions=self._companions)
+            self._last_saved = trainer.state.step
+            if trainer.world.is_main:
+                self._store.prune(self._keep)
         trainer.fire("on_checkpoint", path)

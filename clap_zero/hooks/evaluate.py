@@ -10,6 +10,7 @@ from clap_zero.data.skips import bad_limit
 from clap_zero.distributed import collectives
 from clap_zero.errors import CheckpointError, DataError
 from clap_zero.evaluation.runner import EvalResult, evaluate, mark_best, write_result
+from clap_zero.phases import phase
 from clap_zero.training.hooks import Hook
 from clap_zero.training.loop import Trainer
 from clap_zero.training.say import say
@@ -57,8 +58,9 @@ class EvaluateHook(Hook):
         return step == 0 or (self._every_steps is not None and step % self._every_steps == 0)
 
     def _evaluate(self, trainer: Trainer) -> None:
-        result = evaluate(trainer.engine.deepspeed, self._batches(), self._features, device=trainer.world.device)
-        self._check(result, is_main=trainer.world.is_main)
+        with phase("evaluation"):
+            result = evaluate(trainer.engine.deepspeed, self._batches(), self._features, device=trainer.world.device)
+            self._check(result, is_main=trainer.world.is_main)
         self._last_step = trainer.state.step
         if trainer.world.is_main:
             try:

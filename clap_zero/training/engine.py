@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from clap_zero.config.deepspeed import ResolvedDeepSpeed
 from clap_zero.distributed.world import World
 from clap_zero.errors import DivergedError
+from clap_zero.phases import phase
+from clap_zero.training.own_time import DeviceTimer
 
 
 class Engine:
@@ -20,6 +22,7 @@ class Engine:
 
     Attributes:
         deepspeed: The engine that `deepspeed.initialize` returned.
+        forward_timer: Seconds that a GPU spent on forwards.
     """
 
     def __init__(self, model: nn.Module, *, resolved: ResolvedDeepSpeed, world: World) -> None:
@@ -36,18 +39,21 @@ class Engine:
 
         deepspeed.utils.logger.setLevel(logging.WARNING)
         groups = parameter_groups(model, weight_decay=resolved.config["optimizer"]["params"]["weight_decay"])
-        self.deepspeed, _, _, self._json_scheduler = deepspeed.initialize(
-            model=model, model_parameters=groups, config=resolved.config, dist_init_required=False
-        )
-        allocate_moments(self.deepspeed)
+        with phase("engine"):
+            self.deepspeed, _, _, self._json_scheduler = deepspeed.initialize(
+                model=model, model_parameters=groups, config=resolved.config, dist_init_required=False
+            )
+            allocate_moments(self.deepspeed)
         self.device = world.device
         self.stage = resolved.stage
+        self.forward_timer = DeviceTimer(on_device=world.device.type == "cuda" and resolved.stage < 3)
         self._unmanaged_norm: float | None = None
         self._norm_is_ours = resolved.stage == 0 and resolved.precision == "fp32"
 
     def __call__(self, **inputs: Tensor | None) -> Any:
         """Run the model's forward. Collective at ZeRO stage 3."""
-        return self.deepspeed(**inputs)
+        with phase("forward"), self.forward_timer:
+            return self.deepspeed(**inputs)
 
     @property
     def module(self) -> nn.Module:
@@ -75,10 +81,11 @@ class Engine:
             loss: () this rank's.
             divide: Whether to divide by the accumulation steps; not where the loss is a part of the whole step's.
         """
-        self.deepspeed.backward(loss, scale_wrt_gas=divide)
-        if self._norm_is_ours and self.deepspeed.is_gradient_accumulation_boundary():
-            grads = [p.grad for p in self.module.parameters() if p.grad is not None]
-            self._unmanaged_norm = float(torch.nn.utils.get_total_norm(grads))
+        with phase("backward"):
+            self.deepspeed.backward(loss, scale_wrt_gas=divide)
+            if self._norm_is_ours and self.deepspeed.is_gradient_accumulation_boundary():
+                grads = [p.grad for p in self.module.parameters() if p.grad is not None]
+                self._unmanaged_norm = float(torch.nn.utils.get_total_norm(grads))
 
     def step(self) -> bool:
         """Count one micro batch; at the accumulation boundary clip and update.
@@ -90,6 +97,10 @@ class Engine:
             DivergedError: The fp16 loss scale fell to its minimum and the gradients still overflow; or a gradient is
                 not a number where DeepSpeed would not look (stage 0, fp32). The weights are as they were.
         """
+        with phase("optimizer"):
+            return self._step()
+
+    def _step(self) -> bool:
         at_boundary = self.deepspeed.is_gradient_accumulation_boundary()
         if self._norm_is_ours and at_boundary and self.grad_norm is None:
             raise DivergedError(

@@ -12,6 +12,7 @@ from typing import Any
 from clap_zero.checkpoint.state import TrainState
 from clap_zero.data.partition import DataPosition, advance
 from clap_zero.distributed.world import World
+from clap_zero.phases import phase, set_step
 from clap_zero.training.engine import Engine
 from clap_zero.training.hooks import Hook
 from clap_zero.training.say import say
@@ -89,8 +90,13 @@ class Trainer:
 
         Collective: all ranks must call.
         """
+        with phase("metrics"):  # what the hooks do, unless they say otherwise
+            return self._fit()
+
+    def _fit(self) -> Outcome:
         self.fire("on_start")
         while self.state.step < self.plan.max_steps:
+            set_step(self.state.step + 1)
             result = self._stepper.run(self.state.step + 1, samples=self.state.samples)
             position = self._position_after(result.epoch)
             self.state = replace(

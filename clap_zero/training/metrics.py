@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from clap_zero.distributed import collectives
+from clap_zero.training.own_time import slowest_rank
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class LocalFigures:
         stop: 1 if a signal asked this rank to stop.
         loader_s: Seconds that the rank's loader spent on the step's batches, in the order of STAGES.
         objective: What people watch of the objective over the rank's pairs, in the order of ObjectiveFigures.
+        own_s: Seconds without waits for other ranks, in the order of OWN_PHASES.
     """
 
     loss: float
@@ -34,6 +36,7 @@ class LocalFigures:
     stop: float
     loader_s: tuple[float, ...]
     objective: tuple[float, ...]
+    own_s: tuple[float, ...]
 
 
 def gather_figures(figures: LocalFigures, *, device: torch.device) -> list[LocalFigures]:
@@ -46,15 +49,18 @@ def gather_figures(figures: LocalFigures, *, device: torch.device) -> list[Local
     """
     # float64: a peak of 100 GB has to survive next to a loss. Devices without it take float32, exact to 2^24 relative.
     dtype = torch.float32 if device.type == "mps" else torch.float64
-    names = [field.name for field in fields(figures) if field.name not in ("loader_s", "objective")]
-    values = [*(getattr(figures, name) for name in names), *figures.loader_s, *figures.objective]
+    several = ("loader_s", "objective", "own_s")
+    names = [field.name for field in fields(figures) if field.name not in several]
+    values = [*(getattr(figures, name) for name in names), *figures.loader_s, *figures.objective, *figures.own_s]
     mine = torch.tensor([values], dtype=dtype, device=device)
     middle = len(names) + len(figures.loader_s)
+    last = middle + len(figures.objective)
     return [
         LocalFigures(
             **dict(zip(names, row, strict=False)),
             loader_s=tuple(row[len(names) : middle]),
-            objective=tuple(row[middle:]),
+            objective=tuple(row[middle:last]),
+            own_s=tuple(row[last:]),
         )
         for row in collectives.all_gather(mine).tolist()
     ]
@@ -77,6 +83,7 @@ def step_line(result: Any, *, attempt: int) -> dict[str, Any]:
         "step_time_s": result.step_time_s,
         "data_wait_s": result.data_wait_s,
         "peak_memory_bytes": result.peak_memory_bytes,
+        **slowest_rank(result.own_s, step_time_s=result.step_time_s),
         "attempt": attempt,
         **({"num_skipped": result.num_skipped} if result.num_skipped else {}),
         **({"loss_scale": result.loss_scale} if result.loss_scale is not None else {}),

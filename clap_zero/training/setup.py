@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from clap_zero.audio.features import ClapFeatures, FeatureConfig
 from clap_zero.checkpoint.source import companions, tokenizer_directory
@@ -19,17 +22,20 @@ from clap_zero.data.partition import DataPosition
 from clap_zero.data.public import holds_secrets, public_config
 from clap_zero.data.skip_limit import SkipLimit
 from clap_zero.data.stored_kind import check_stored_kind
+from clap_zero.distributed import collectives
 from clap_zero.distributed.world import World, cores_per_rank, set_cpu_threads
 from clap_zero.hooks.checkpoint import CheckpointHook
 from clap_zero.hooks.console import ConsoleHook
 from clap_zero.hooks.data import DataHook
 from clap_zero.hooks.evaluate import EvaluateHook
 from clap_zero.hooks.jsonl import EndHook, KeysHook, MetricsHook
+from clap_zero.hooks.speed import SpeedHook
 from clap_zero.hooks.wandb import WandbHook
 from clap_zero.model.activation import enable_activation_checkpointing
 from clap_zero.model.clap import Parts, build_model, clap_config, feature_config
 from clap_zero.model.pretrained import read_config, resolve_pretrained
 from clap_zero.objective.config import ObjectiveConfig
+from clap_zero.phases import phase
 from clap_zero.training.engine import Engine
 from clap_zero.training.hooks import Hook
 from clap_zero.training.loop import Trainer
@@ -55,30 +61,36 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
         stop_requested: Name of the signal that asked this rank to stop, None without one.
     """
     run, resolved = settled.run, settled.resolved
-    set_cpu_threads(world)
+    threads = set_cpu_threads(world)
+    # What torch does by itself, written out: a variable or a library may have changed it.
+    torch.set_float32_matmul_precision("highest")
+    if world.is_main:
+        say(_told_compute(threads, world))
     # A hub name becomes a directory here, once, for the weights, the features and the tokenizer alike.
     pretrained = None if run.model.pretrained is None else str(resolve_pretrained(run.model.pretrained))
     geometry = None if run.model.preset is None else load_preset(run.model.preset).model
     model_config = clap_config(geometry or {}) if pretrained is None else read_config(Path(pretrained))
     config = feature_config(model_config, pretrained, truncation=run.data.truncation)
     on_main(world, lambda: _check_stored_kinds(settled, config))
-    model = build_model(
-        geometry=geometry,
-        pretrained=pretrained,
-        batch_norm=run.model.batch_norm,
-        dropout=run.model.dropout,
-        seed=run.train.seed,
-        ds_config=resolved.config,
-        device=world.device,
-        parts=Parts(bias=run.objective.loss == "sigmoid", mlp=run.objective.mlp),
-    )
+    with phase("model"):
+        model = build_model(
+            geometry=geometry,
+            pretrained=pretrained,
+            batch_norm=run.model.batch_norm,
+            dropout=run.model.dropout,
+            seed=run.train.seed,
+            ds_config=resolved.config,
+            device=world.device,
+            parts=Parts(bias=run.objective.loss == "sigmoid", mlp=run.objective.mlp),
+        )
     if world.is_main and model.has_heads:
         say("LAION's MLP loss, because the weights hold its heads; --objective.mlp off leaves them out")
     enable_activation_checkpointing(model, resolved.config)
     engine = Engine(model, resolved=resolved, world=world)
     state = TrainState(step=0, epoch=0, offset=0, samples=0, world_size=world.size, stage=resolved.stage)
     if settled.resume_from is not None:
-        state = load(engine.deepspeed, settled.resume_from)
+        with phase("checkpoint"):
+            state = load(engine.deepspeed, settled.resume_from)
     features = ClapFeatures(config, device=world.device)
     # Without tokenizer files beside the weights, the embedded RoBERTa vocabulary.
     tokenizer = None if pretrained is None else tokenizer_directory(Path(pretrained))
@@ -109,6 +121,13 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
         run_dir=settled.directory.path,
         stop_requested=stop_requested,
     )
+
+
+def _told_compute(threads: int, world: World) -> str:
+    tf32 = (
+        "" if world.device.type == "cpu" else "; TF32: not in fp32 matrix products (write bf16 into the JSON for speed)"
+    )
+    return f"threads: {threads} a rank, {world.local_size} ranks on this host{tf32}"
 
 
 def _check_stored_kinds(settled: Settled, features: FeatureConfig) -> None:
@@ -214,6 +233,10 @@ def _hooks(
             attempt=settled.attempt,
             hide_command=holds_secrets(run.model_dump(mode="json")),
         )
+    # Of all ranks, though only rank 0 tells.
+    hosts = collectives.all_gather_objects(socket.gethostname())
+    if world.is_main:
+        yield SpeedHook(hosts, say=console.say)
     yield DataHook(
         directory.path / "skipped",
         rank=world.rank,

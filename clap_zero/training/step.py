@@ -16,8 +16,10 @@ from clap_zero.data.tally import Tally
 from clap_zero.distributed.world import World, peak_memory_bytes
 from clap_zero.errors import DivergedError
 from clap_zero.objective.figures import ObjectiveFigures
+from clap_zero.phases import phase
 from clap_zero.training.engine import Engine
 from clap_zero.training.metrics import LocalFigures, gather_figures
+from clap_zero.training.own_time import OwnTime
 from clap_zero.training.passes import Passes
 
 MOST_WASTED_STEPS = 50
@@ -50,6 +52,7 @@ class StepResult:
         keys: Keys of this rank's samples, micro batches in order.
         skipped: Key and reason of this rank's samples that others replaced.
         tally: What this rank's batches were made of.
+        own_s: By rank, the seconds of `own_time.OWN_PHASES` without waits for other ranks.
     """
 
     step: int
@@ -73,6 +76,7 @@ class StepResult:
     keys: tuple[str, ...]
     skipped: tuple[tuple[str, str], ...]
     tally: Tally
+    own_s: tuple[tuple[float, ...], ...] = ()
 
 
 class Stepper:
@@ -109,6 +113,7 @@ class Stepper:
         self._stop_requested = stop_requested
         self._skip_limit = skip_limit
         self._num_wasted = 0
+        self._own_time = OwnTime(engine.forward_timer, on_gpu=world.device.type != "cpu")
 
     def close(self) -> None:
         """End the loader's worker processes."""
@@ -130,12 +135,15 @@ class Stepper:
             DataError: Too many samples of the epoch were unusable, over all ranks.
         """
         started = time.perf_counter()
+        self._own_time.begin()
         if self._learning_rate is not None:
             self._engine.set_learning_rate(self._learning_rate(step))
         learning_rate = self._engine.learning_rate
         drawn = _Drawn(self._batches, self._accumulation)
-        passed = self._passes.run(drawn, step=step)
-        loss, scale, *watched = torch.stack([passed.loss, passed.logit_scale, *passed.figures]).tolist()
+        with phase("forward"):  # what is not said to be something else within
+            passed = self._passes.run(drawn, step=step)
+        with phase("optimizer"):  # a GPU is done with the step only when its figures are here
+            loss, scale, *watched = torch.stack([passed.loss, passed.logit_scale, *passed.figures]).tolist()
         tally = drawn.tally
         mine = LocalFigures(
             loss=loss,
@@ -146,8 +154,10 @@ class Stepper:
             stop=float(self._stop_requested() is not None),  # asked now: a launcher waits 30 s, not two steps
             loader_s=tuple(tally.loader_s.get(stage, 0.0) for stage in STAGES),
             objective=tuple(watched),
+            own_s=self._own_time.take(),
         )
         everyone = gather_figures(mine, device=self._world.device)
+        self._own_time.restart()
         num_pairs = len(drawn.keys) * self._world.size
         step_time_s = max(figures.step_time_s for figures in everyone)
         result = StepResult(
@@ -175,6 +185,7 @@ class Stepper:
             keys=tuple(drawn.keys),
             skipped=tuple(drawn.skipped),
             tally=tally,
+            own_s=tuple(figures.own_s for figures in everyone),
         )
         self._skip_limit.see(result.epoch, num_slots=num_pairs, num_bad=result.num_skipped, skipped=drawn.skipped)
         self._check_progress(result, updated=passed.updated)
@@ -230,7 +241,8 @@ class _Drawn:
             raise StopIteration
         self._left -= 1
         before = time.perf_counter()
-        batch = next(self._batches)
+        with phase("data"):
+            batch = next(self._batches)
         self.wait_s += time.perf_counter() - before
         self.keys += batch.keys
         self.skipped += batch.skipped
