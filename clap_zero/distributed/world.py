@@ -22,6 +22,18 @@ from clap_zero.distributed import collectives
 from clap_zero.errors import LaunchError, first_line
 
 
+_SLURM_COUNTS = "SLURM_STEP_TASKS_PER_NODE"
+_FAMILIES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", _SLURM_COUNTS),
+)
+"""Rank, world size, local rank, local size in the variables of Open MPI, of MPICH and Intel MPI, and of srun.
+
+mpirun inside a Slurm job sets both its own and Slurm's: its own come first.
+"""
+
+
 @dataclass(frozen=True)
 class World:
     """This process among the processes of the job.
@@ -56,20 +68,19 @@ class LaunchEnvironment:
 
 
 def read_launch_environment() -> LaunchEnvironment:
-    """Read the place of this process from the variables of DeepSpeed, torchrun, accelerate or srun.
+    """Read the place of this process from the variables of DeepSpeed, torchrun, accelerate, srun or mpirun.
 
     Without any of them the process is a job of its own.
 
     Raises:
         LaunchError: Some of the variables are set and others are not, or one is not a number.
     """
-    if "RANK" not in os.environ and "SLURM_PROCID" in os.environ and _variable("SLURM_NTASKS", 1) > 1:
-        env = LaunchEnvironment(
-            rank=_variable("SLURM_PROCID", 0),
-            size=_variable("SLURM_NTASKS", 1),
-            local_rank=_variable("SLURM_LOCALID", 0),
-            local_size=_slurm_local_size(),
-        )
+    family = None if "RANK" in os.environ else _launcher_family()
+    if family is not None:
+        rank, total, local_rank, local_total = family
+        size = _variable(total, 1)
+        local_size = _slurm_local_size() if local_total == _SLURM_COUNTS else _variable(local_total, size)
+        env = LaunchEnvironment(_variable(rank, 0), size, _variable(local_rank, 0), local_size)
     else:
         size = _variable("WORLD_SIZE", 1)
         local_size = _variable("LOCAL_WORLD_SIZE", _variable("LOCAL_SIZE", size))
@@ -215,23 +226,40 @@ def report_exit_code(code: int | None) -> None:
 
 def speaks_for_host() -> bool:
     """Whether this process says what all ranks of its host know, also before the ranks have met."""
-    return (os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0") == "0"
+    family = _launcher_family()
+    return (os.environ.get("LOCAL_RANK") or (family and os.environ.get(family[2])) or "0") == "0"
+
+
+def meeting_address() -> str:
+    """Name or address of rank 0's machine, as this process reaches it."""
+    return os.environ.get("MASTER_ADDR", "127.0.0.1")
 
 
 def was_launched() -> bool:
     """Whether a launcher started this process, and not a shell. Ask before `init_distributed`, which completes RANK."""
-    return "RANK" in os.environ or "SLURM_STEP_ID" in os.environ
+    return "RANK" in os.environ or "SLURM_STEP_ID" in os.environ or _launcher_family() is not None
 
 
 def describe_process() -> str:
     """What to call this process in a message: `rank 3 on host7`, or nothing in a job of one process."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
+    family = _launcher_family()
+    if (os.environ.get("WORLD_SIZE") or (family and os.environ.get(family[1])) or "1") == "1":
         return ""
     return f"rank {_rank_as_text()} on {socket.gethostname()}"
 
 
 def _rank_as_text() -> str:
-    return os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+    family = _launcher_family()
+    return os.environ.get("RANK") or (family and os.environ.get(family[0])) or "0"
+
+
+def _launcher_family() -> tuple[str, str, str, str] | None:
+    """The names under which a launcher other than DeepSpeed and torchrun tells more than one process its place."""
+    for family in _FAMILIES:
+        # All four, and not the first alone: the shell of a Slurm job is task 0, too, and srun can speak MPICH's language.
+        if family[0] in os.environ and family[3] in os.environ and os.environ.get(family[1], "1") != "1":
+            return family
+    return None
 
 
 def _complete_environment(env: LaunchEnvironment) -> None:
