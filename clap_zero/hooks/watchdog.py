@@ -1,19 +1,35 @@
-"""A thread that notices what the main thread cannot while it waits in a collective: signals, and a dead launcher.
+"""A thread that notices what the main thread cannot while it waits in a collective: signals, and the death of others.
 
-Python runs a signal handler only when the main thread comes back from C, so the byte on a pipe is what counts.
+Python runs a signal handler only when the main thread comes back from C, so the byte on a pipe is what counts. What
+happens to the other ranks comes from the hub (clap_zero.distributed.hub), which this thread polls.
 """
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from clap_zero.distributed.world import report_exit_code, was_launched
+from clap_zero.config.schema import DistributedSection
+from clap_zero.distributed import hub
+from clap_zero.distributed.collectives import Board
+from clap_zero.distributed.hub_judge import CLOSE_GRACE_S, Verdict
+from clap_zero.distributed.hub_station import Settings, Station
+from clap_zero.distributed.world import (
+    World,
+    describe_process,
+    meeting_address,
+    report_exit_code,
+    speaks_for_host,
+    was_launched,
+)
 from clap_zero.errors import LaunchError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -21,9 +37,18 @@ POLL_S = 0.5
 STOP_GRACE_S = 30.0
 """How long a rank that a signal asked to stop may go on without its launcher: launchers kill after as much."""
 
+LEAVE_AFTER_S = 1.0
+"""How long a rank may still find an error of its own after the verdict: its own message says more."""
+
+LAST_WORDS_S = 2.0
+"""How long printing may take: an output that nobody reads must not keep a rank alive."""
+
+DEAD_MAN_S = 10.0
+"""So much longer than `heartbeat_timeout_s` this thread may be kept from running before the process is ended."""
+
 
 class Watchdog:
-    """Remembers the first signal; ends the process at a second Ctrl-C, or when the launcher above it has died."""
+    """Remembers the first signal; ends the process at a second Ctrl-C, or when the launcher or a rank has died."""
 
     def __init__(self, *, parent: int) -> None:
         """Args:
@@ -32,6 +57,10 @@ class Watchdog:
         self._signal: str | None = None
         self._signal_time = 0.0
         self._ancestors = _launcher_ancestors(parent) if was_launched() else []
+        self._station: Station | None = None
+        self._verdict: Verdict | None = None
+        self._verdict_time = 0.0
+        self._dead_man_s: float | None = None
         self._thread = threading.Thread(target=self._watch, name="clap_zero-watchdog", daemon=True)
         self._pipe: tuple[int, int] | None = None
 
@@ -53,15 +82,78 @@ class Watchdog:
         """Name of the signal that asked this process to stop, None without one."""
         return self._signal
 
+    def watch_ranks(self, world: World, *, limits: DistributedSection, run_dir: Path) -> None:
+        """Watch the other ranks from now on, and be watched. Collective: all ranks must call.
+
+        Args:
+            world: The ranks; nothing happens in a job of one.
+            limits: How patient to be.
+            run_dir: Directory of the run; stacks go to RUN/stacks when it hangs.
+        """
+        if world.size == 1:
+            return
+        settings = Settings(
+            rank=world.rank,
+            size=world.size,
+            host=socket.gethostname(),
+            heartbeat_timeout_s=limits.heartbeat_timeout_s,
+            hang_timeout_s=limits.hang_timeout_s,
+            stacks=run_dir / "stacks",
+        )
+        one_host = world.local_size == world.size
+        self._station = hub.open_hub(settings, board=Board(), address=meeting_address(), one_host=one_host, warn=_print)
+        if self._station is not None and limits.heartbeat_timeout_s is not None:
+            self._dead_man_s = limits.heartbeat_timeout_s + DEAD_MAN_S
+
     def _watch(self) -> None:
         while True:
-            time.sleep(POLL_S)
+            self._wait()
             self._read_signals()
             gone = next((pid for pid, is_alive in self._ancestors if not is_alive()), None)
             # Ctrl-C takes the `deepspeed` command with it: the ranks still finish their step and save.
             stopping = self._signal is not None and time.monotonic() < self._signal_time + STOP_GRACE_S
             if gone is not None and not stopping:
                 _leave(f"the launcher (process {gone}) is gone, so this rank ends")
+            if self._station is not None:
+                self._obey(self._station)
+
+    def _wait(self) -> None:
+        """Let POLL_S pass, or hear of the other ranks earlier."""
+        station = self._station
+        if station is None:
+            time.sleep(POLL_S)
+            return
+        if self._dead_man_s is not None:
+            # A thread in C: it acts even when a call that never returns keeps Python from running at all.
+            faulthandler.dump_traceback_later(self._dead_man_s, exit=True)
+        try:
+            verdict = station.poll(POLL_S)
+        except (OSError, ValueError) as error:
+            _print(f"clap_zero: warning: this rank no longer watches the others: {type(error).__name__}: {error}")
+            self._station, self._dead_man_s = None, None
+            faulthandler.cancel_dump_traceback_later()
+            hub.close_hub()
+            return
+        if verdict is not None and self._verdict is None:
+            self._verdict, self._verdict_time = verdict, time.monotonic()
+
+    def _obey(self, station: Station) -> None:
+        """End this rank when its run is over."""
+        now, verdict = time.monotonic(), self._verdict
+        if station.failing is not None:
+            since, exit_code = station.failing
+            if now > since + CLOSE_GRACE_S:
+                _leave("closing took too long after the error above", exit_code=exit_code)
+            return
+        if verdict is None or now < self._verdict_time + LEAVE_AFTER_S:
+            return
+        _end_sibling(verdict)
+        # Rank 0 speaks for all. Of a rank 0 that is gone, one rank a host tells.
+        rank = station.settings.rank
+        tells = rank == 0 or (not verdict.is_told and (rank == 1 or speaks_for_host()))
+        advice = "this run ends; the last complete checkpoint is intact"
+        cause, _, details = verdict.cause.partition("\n")
+        _leave(f"error: {cause}; {advice}{details and chr(10)}{details}" if tells else None)
 
     def _read_signals(self) -> None:
         assert self._pipe is not None
@@ -79,26 +171,60 @@ class Watchdog:
                 _leave(f"a second {name} ends this rank at once; the last complete checkpoint is intact")
 
 
-def _leave(reason: str) -> None:
-    """End the process without waiting for anything: the main thread may never come back from a collective."""
-    report_exit_code(LaunchError.exit_code)
+def _leave(reason: str | None, *, exit_code: int = LaunchError.exit_code) -> None:
+    """End the process without waiting for anything: the main thread may never come back from a collective.
+
+    Args:
+        reason: For people; None where another rank says it.
+        exit_code: Of this process.
+    """
+
+    def at_the_latest() -> None:
+        time.sleep(LAST_WORDS_S)
+        os._exit(exit_code)
+
+    threading.Thread(target=at_the_latest, name="clap_zero-leave", daemon=True).start()
+    report_exit_code(exit_code)
     try:
-        print(f"clap_zero: {reason}", file=sys.stderr, flush=True)
+        if reason is not None:
+            where = describe_process()
+            _print(f"clap_zero{f' [{where}]' if where else ''}: {reason}")
     finally:
-        os._exit(LaunchError.exit_code)
+        os._exit(exit_code)
+
+
+def _print(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _end_sibling(verdict: Verdict) -> None:
+    """Kill the rank that a verdict is on, if it is one of this launcher's and does not answer.
+
+    A process that is stopped, or stuck in C, obeys no launcher's SIGTERM, and launchers wait 30 s before they kill.
+    """
+    is_here = verdict.pid > 0 and verdict.pid != os.getpid() and verdict.host == socket.gethostname()
+    # Another container may call another process by this number: that one has another parent.
+    if is_here and _parent_of(verdict.pid) == os.getppid():
+        with contextlib.suppress(OSError):
+            os.kill(verdict.pid, signal.SIGKILL)
 
 
 def _launcher_ancestors(parent: int) -> list[tuple[int, Callable[[], bool]]]:
     """The processes that must live for this one to go on.
 
     The launcher that is the parent; above DeepSpeed's launch.py also the `deepspeed` command, because launch.py
-    survives it. No shell or terminal above those: a run that was sent to the background outlives them.
+    survives it; where ssh started launch.py, the shell that it was given to and what serves the connection. No other
+    shell or terminal: a run that was sent to the background outlives them.
     """
     watched: list[tuple[int, Callable[[], bool]]] = [(parent, lambda: os.getppid() == parent)]
     if "deepspeed.launcher.launch" in _command_line(parent):
         grandparent = _parent_of(parent)
         if grandparent is not None and "deepspeed" in _command_line(grandparent):
             watched.append((grandparent, lambda: _parent_of(parent) == grandparent))
+            above = _parent_of(grandparent)
+            if above is not None and "sshd" in _command_line(above):
+                watched.append((above, lambda: _parent_of(grandparent) == above))
     return watched
 
 

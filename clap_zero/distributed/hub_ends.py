@@ -1,0 +1,191 @@
+"""The two ends of the hub: rank 0, which all others call, and one of these."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from clap_zero.distributed.hub_judge import Verdict, told_ranks
+from clap_zero.distributed.hub_messages import Line, number_of, text_of
+from clap_zero.distributed.hub_station import Settings, Station
+
+HELLO_TIMEOUT_S = 5.0
+"""A connection that has not said who it is after so long is closed."""
+
+JOIN_TIMEOUT_S = 20.0
+"""Ranks that have not called rank 0 after so long are named in a warning."""
+
+STACKS_TIMEOUT_S = 6.0
+"""How long rank 0 waits for the stacks of a run that hangs."""
+
+MOST_UNKNOWN = 256
+"""Connections that may be open without having said who they are."""
+
+
+class Center(Station):
+    """Rank 0's end: hears all ranks, and tells all why the run is over."""
+
+    def __init__(self, settings: Settings, *, listener: socket.socket, token: str, warn: Callable[[str], None]) -> None:
+        """Args:
+        settings: Who this rank is and how patient the hub is.
+        listener: Bound; the other ranks know its port.
+        token: What a rank has to know.
+        warn: Shows a line to people.
+        """
+        super().__init__(settings)
+        self._token, self._warn = token, warn
+        self._unknown: dict[Line, float] = {}
+        self._ranks: dict[Line, int] = {}
+        self._missing = set(range(1, settings.size))
+        self._opened = time.monotonic()
+        self._stacks_until: float | None = None
+        self._stacks_from: set[int] = set()
+        self._listener = listener
+        listener.setblocking(False)
+        self.selector.register(listener, selectors.EVENT_READ)
+
+    def lines(self) -> list[Line]:
+        return list(self._ranks)
+
+    def hear(self, source: Any) -> None:
+        if source is self._listener:
+            self._accept()
+            return
+        messages = self.receive(source)
+        for message in messages:
+            if source in self._unknown:
+                self._welcome(source, message)
+            if source not in self._ranks:
+                break
+            rank = self._ranks[source]
+            self.understand(rank, message)
+            if "stack" in message:
+                self._take_stack(rank, message)
+        if source.closed:
+            self._unknown.pop(source, None)
+            rank = self._ranks.pop(source, -1)
+            if rank > 0:
+                self.judge.lose(rank)
+
+    def decide(self) -> Verdict | None:
+        self._look_for_missing()
+        verdict = self.judge.verdict() or self._hang()
+        if verdict is not None:
+            said = {"verdict": verdict.cause, "rank": verdict.rank, "pid": verdict.pid, "host": verdict.host}
+            self.say(said)
+            self.flush()
+        return verdict
+
+    def close(self) -> None:
+        """Ends all connections."""
+        for line in self._unknown:
+            line.close()
+        super().close()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while len(self._unknown) < MOST_UNKNOWN:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # none left, or it is gone already
+                return
+            line = Line(connection)
+            self._unknown[line] = time.monotonic()
+            self.selector.register(line, selectors.EVENT_READ)
+
+    def _welcome(self, line: Line, message: Mapping[str, Any]) -> None:
+        """Takes a rank in that knows the token, and closes the line to anybody else."""
+        del self._unknown[line]
+        rank = number_of(message, "hello", default=-1)
+        if rank in self._missing and hmac.compare_digest(text_of(message, "token").encode(), self._token.encode()):
+            self._missing.discard(rank)
+            self._ranks[line] = rank
+            self.judge.join(rank, host=text_of(message, "host", longest=200), pid=number_of(message, "pid"))
+        else:
+            self._drop(line)
+
+    def _drop(self, line: Line) -> None:
+        self.selector.unregister(line)
+        line.close()
+
+    def _look_for_missing(self) -> None:
+        now = time.monotonic()
+        for line in [line for line, since in self._unknown.items() if now - since > HELLO_TIMEOUT_S]:
+            del self._unknown[line]
+            self._drop(line)
+        if self._missing and now - self._opened > JOIN_TIMEOUT_S:
+            ranks = told_ranks(sorted(self._missing))
+            self._missing = set()
+            self._warn(
+                f"clap_zero: warning: {ranks} cannot reach port {self._listener.getsockname()[1]} of this host (a "
+                "firewall?), so their death or a hang is noticed only when a collective runs out of time "
+                "(distributed.timeout_s)"
+            )
+
+    def _hang(self) -> Verdict | None:
+        """Asks for stacks when the run hangs; gives the verdict when they are here."""
+        if not self.judge.hangs():
+            self._stacks_until = None
+            return None
+        now = time.monotonic()
+        if self._stacks_until is None:
+            self._stacks_until = now + STACKS_TIMEOUT_S
+            self._stacks_from = set()
+            self.say({"stacks": True})
+            self.flush()
+            self._take_stack(0, self.own_stack())
+        asked = {rank for rank, peer in self.judge.peers.items() if peer.watched}
+        if asked <= self._stacks_from or now > self._stacks_until:
+            return self.judge.hang(str(self.settings.stacks))
+        return None
+
+    def _take_stack(self, rank: int, message: Mapping[str, Any]) -> None:
+        self._stacks_from.add(rank)
+        peer = self.judge.peers[rank]
+        peer.frames, peer.waits = text_of(message, "stack"), message.get("waits") is True
+
+
+class Outpost(Station):
+    """The end of any other rank: hears rank 0 alone."""
+
+    def __init__(self, settings: Settings, *, connection: socket.socket, token: str, center_host: str) -> None:
+        """Args:
+        settings: Who this rank is and how patient the hub is.
+        connection: Connected to rank 0.
+        token: What rank 0 wants to hear.
+        center_host: Name of rank 0's machine.
+        """
+        super().__init__(settings)
+        self._line = Line(connection)
+        self._verdict: Verdict | None = None
+        self.selector.register(self._line, selectors.EVENT_READ)
+        self.judge.join(0, host=center_host, pid=0)
+        self._line.send({"hello": settings.rank, "token": token, "host": settings.host, "pid": os.getpid()})
+
+    def lines(self) -> list[Line]:
+        return [] if self._line.closed else [self._line]
+
+    def hear(self, source: Any) -> None:
+        for message in self.receive(source):
+            self.understand(0, message)
+            if "verdict" in message:
+                self._verdict = self._verdict or Verdict(
+                    text_of(message, "verdict"),
+                    number_of(message, "rank", default=-1),
+                    is_told=True,
+                    pid=number_of(message, "pid"),
+                    host=text_of(message, "host"),
+                )
+            if "stacks" in message:
+                self._line.send(self.own_stack())
+        if self._line.closed:
+            self.judge.lose(0)
+
+    def decide(self) -> Verdict | None:
+        # A hang is rank 0's to judge: it alone knows what all ranks do.
+        return self._verdict or self.judge.verdict()

@@ -1,0 +1,203 @@
+"""One rank's end of the hub: what both ends share. The watchdog's thread polls it; the main thread only posts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import selectors
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clap_zero import phases
+from clap_zero.distributed.hub_judge import Judge, Verdict
+from clap_zero.distributed.hub_messages import Line, ProtocolError, number_of, text_of
+from clap_zero.distributed.hub_stacks import innermost_frames, write_stacks
+
+BEAT_S = 1.0
+MOST_WATCHED_S = 2.0
+"""What one round counts for at the most: a thread that did not run for longer has not watched either."""
+
+POST_TIMEOUT_S = 1.0
+FLUSH_S = 1.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Who this rank is and how patient the hub is.
+
+    Attributes:
+        rank: Number of this rank.
+        size: Number of ranks.
+        host: Name of this machine.
+        heartbeat_timeout_s: A rank that says nothing for so long is gone; None: never.
+        hang_timeout_s: All ranks together may be without progress for so long; None: for ever.
+        stacks: Directory that stacks are written into when the run hangs.
+    """
+
+    rank: int
+    size: int
+    host: str
+    heartbeat_timeout_s: float | None
+    hang_timeout_s: float | None
+    stacks: Path
+
+
+class Station(ABC):
+    """Listens to the other side, sends beats, judges.
+
+    Attributes:
+        failing: `time.monotonic()` at which this rank said that it ends with an error, and its exit code.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.judge = Judge(
+            own_rank=settings.rank,
+            heartbeat_timeout_s=settings.heartbeat_timeout_s,
+            hang_timeout_s=settings.hang_timeout_s,
+        )
+        self.judge.join(settings.rank, host=settings.host, pid=os.getpid())
+        self.selector = selectors.DefaultSelector()
+        self._posts: queue.SimpleQueue[tuple[dict[str, Any], threading.Event]] = queue.SimpleQueue()
+        self._wake_read, self._wake_write = socket.socketpair()
+        for end in (self._wake_read, self._wake_write):
+            end.setblocking(False)
+        self.selector.register(self._wake_read, selectors.EVENT_READ)
+        self._last_round = self._last_beat = time.monotonic()
+        self._left = False
+        self.failing: tuple[float, int] | None = None
+
+    # ---- for the main thread
+
+    def fail(self, text: str, *, exit_code: int) -> None:
+        """Says that this rank ends with an error; from now on it is left to end by itself for CLOSE_GRACE_S."""
+        self.failing = self.failing or (time.monotonic(), exit_code)
+        self.post({"failing": text})
+
+    def post(self, message: Mapping[str, Any]) -> None:
+        """Says something to the other ranks; returns when it is on its way, after POST_TIMEOUT_S at the latest."""
+        sent = threading.Event()
+        self._posts.put((dict(message), sent))
+        with contextlib.suppress(OSError):  # full: the thread has been woken often enough
+            self._wake_write.send(b"\0")
+        sent.wait(POST_TIMEOUT_S)
+
+    # ---- for the watchdog's thread
+
+    def poll(self, timeout_s: float) -> Verdict | None:
+        """One round: hear what has come, say what is due.
+
+        Args:
+            timeout_s: Seconds to wait for something to come.
+
+        Returns:
+            Why the run ends; None while it goes on.
+        """
+        for key, _ in self.selector.select(timeout_s):
+            if key.fileobj is self._wake_read:
+                self._drain()
+            else:
+                self.hear(key.fileobj)
+        now = time.monotonic()
+        moment, progress = phases.current(), phases.progress()
+        self.judge.beat(self.settings.rank, phase=moment.phase, step=moment.step, progress=progress)
+        self.judge.advance(min(now - self._last_round, MOST_WATCHED_S))
+        self._last_round = now
+        self._say_posts()
+        if now - self._last_beat >= BEAT_S:
+            self._last_beat = now
+            self.say({"phase": moment.phase, "step": moment.step, "progress": progress})
+        for line in self.lines():
+            line.flush()
+        return None if self._left else self.decide()
+
+    def close(self) -> None:
+        """Ends all connections."""
+        for line in self.lines():
+            line.close()
+        self.selector.close()
+        self._wake_read.close()
+        self._wake_write.close()
+
+    @abstractmethod
+    def lines(self) -> list[Line]:
+        """The connections that are open."""
+
+    @abstractmethod
+    def hear(self, source: Any) -> None:
+        """Something has come in on a connection that the selector watches."""
+
+    @abstractmethod
+    def decide(self) -> Verdict | None:
+        """What this rank makes of what it knows."""
+
+    # ---- shared by both ends
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Sends a message over all connections."""
+        for line in self.lines():
+            line.send(message)
+
+    def flush(self) -> None:
+        """Gives the network FLUSH_S to take what was said."""
+        until = time.monotonic() + FLUSH_S
+        while time.monotonic() < until:
+            unsent = [line for line in self.lines() if not line.flush()]
+            if not unsent:
+                break
+            time.sleep(0.01)
+
+    def receive(self, line: Line) -> list[dict[str, Any]]:
+        """What has come on a line; a line that talks nonsense is closed, a closed one is watched no longer."""
+        try:
+            messages = line.receive()
+        except ProtocolError:
+            messages = []
+            line.close()
+        if line.closed:
+            self.selector.unregister(line)
+        return messages
+
+    def understand(self, rank: int, message: Mapping[str, Any]) -> None:
+        """Gives the judge what a rank said."""
+        if "phase" in message:
+            phase, step = text_of(message, "phase"), number_of(message, "step")
+            self.judge.beat(rank, phase=phase, step=step, progress=number_of(message, "progress", default=-1))
+        if "failing" in message:
+            self.judge.failing(rank, text_of(message, "failing"))
+        if "goodbye" in message:
+            self.judge.goodbye(rank)
+
+    def own_stack(self) -> dict[str, Any]:
+        """Writes the stacks of this rank and gives the message with its innermost frames."""
+        write_stacks(self.settings.stacks / f"rank{self.settings.rank:05d}.txt")
+        frames, waits = innermost_frames()
+        return {"stack": frames, "waits": waits}
+
+    def _drain(self) -> None:
+        try:
+            self._wake_read.recv(4096)
+        except BlockingIOError:
+            return
+
+    def _say_posts(self) -> None:
+        said = []
+        while True:
+            try:
+                message, sent = self._posts.get_nowait()
+            except queue.Empty:
+                break
+            self._left |= "goodbye" in message
+            self.say(message)
+            said.append(sent)
+        if said:
+            self.flush()
+        for sent in said:
+            sent.set()
