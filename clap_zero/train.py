@@ -6,14 +6,18 @@ Light at import: nothing that takes time comes before the process above this one
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import sys
 import time
-import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clap_zero.errors import EXIT_STOPPED, ClapZeroError, ConfigError, LaunchError, first_line
+from clap_zero.errors import EXIT_STOPPED
+from clap_zero.phases import phase, raised_at, spent
+from clap_zero.training.last_words import last_words
 from clap_zero.training.say import say
+from clap_zero.training.start_up import told_start
 
 if TYPE_CHECKING:
     from clap_zero.hooks.watchdog import Watchdog
@@ -36,17 +40,24 @@ def run_and_exit(argv: list[str] | None = None) -> None:
     from clap_zero.launching.environment import restore
 
     restore()  # before the libraries that read the environment when they are imported
-    from clap_zero.distributed.world import report_exit_code
-    from clap_zero.hooks.watchdog import Watchdog
 
+    with phase("imports"):
+        from clap_zero.distributed import hub
+        from clap_zero.distributed.world import report_exit_code
+        from clap_zero.hooks.watchdog import Watchdog
+
+    faulthandler.enable()  # what ends a process without Python, such as SIGBUS from a full /dev/shm, shows where
     report_exit_code(None)
     try:
         code = _run(unquote(sys.argv[1:] if argv is None else argv), Watchdog(parent=PARENT).start())
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 0
     except Exception as error:  # noqa: BLE001
         # The boundary of the process: whatever it is, it is shown, and the process must end.
         code = _report(error)
+    except SystemExit as error:
+        # argparse says itself what it wants to say, before the ranks meet.
+        code = _report(error) if "rendezvous" in spent() else _code_of(error)
+    if code in (0, EXIT_STOPPED):
+        hub.say_goodbye()
     report_exit_code(code)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # a full disk or a closed pipe changes no exit code
@@ -58,79 +69,82 @@ def run_and_exit(argv: list[str] | None = None) -> None:
 
 def _run(argv: list[str], watchdog: Watchdog) -> int:
     """The run from its command line to its exit code; errors before the first step are raised."""
-    from clap_zero.config.load import parse_command_line
-    from clap_zero.distributed import world as ranks
-
     # 1. The command line: nothing is started for a command that cannot run.
-    asks_for_help = not {"--help", "-h"}.isdisjoint(argv)
-    command = parse_command_line(argv, has_gpu=not asks_for_help and ranks.has_gpu())
+    with phase("imports"):
+        from clap_zero.config.load import parse_command_line
+        from clap_zero.distributed import world as ranks
+
+        asks_for_help = not {"--help", "-h"}.isdisjoint(argv)
+        has_gpu = not asks_for_help and ranks.has_gpu()
+    command = parse_command_line(argv, has_gpu=has_gpu)
 
     # 2. All ranks meet.
-    world = ranks.init_distributed(timeout_s=command.run.distributed.timeout_s)
+    with phase("rendezvous"):
+        world = ranks.init_distributed(timeout_s=command.run.distributed.timeout_s)
+        watchdog.watch_ranks(world, limits=command.run.distributed, run_dir=Path(str(command.run.run_dir)))
 
     # 3. Everything that can be known before a model is built is checked.
-    from clap_zero.training.prepare import prepare
-
-    prepared = prepare(command, world=world)
+    with phase("imports"):
+        from clap_zero.training.prepare import prepare
+    with phase("preflight"):
+        prepared = prepare(command, world=world)
     if prepared is None:
         ranks.teardown()
         return 0
     settled, lock = prepared
 
     # 4. The model, the data and the hooks are made and joined.
-    from clap_zero.training.loop import Outcome
-    from clap_zero.training.setup import build
-
+    with phase("imports"):
+        from clap_zero.training.loop import Outcome
+        from clap_zero.training.setup import build
     trainer = build(settled, world=world, stop_requested=watchdog.stop_requested)
+    if world.is_main:
+        say(told_start())
 
     # 5. Train.
     try:
         outcome = trainer.fit()
-    except Exception as error:  # noqa: BLE001
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         # Said before anything is closed: that may wait for the network.
         code = _report(error)
         trainer.close()
         return code
 
     # 6. Close.
-    trainer.close()
-    if outcome is Outcome.DONE and world.is_main:
-        settled.directory.mark_finished(trainer.state.step)
-    lock.release()
-    ranks.teardown()
+    with phase("end"):
+        trainer.close()
+        if outcome is Outcome.DONE and world.is_main:
+            settled.directory.mark_finished(trainer.state.step)
+        lock.release()
+        ranks.teardown()
     return 0 if outcome is Outcome.DONE else EXIT_STOPPED
 
 
-def _report(error: Exception) -> int:
+def _report(error: BaseException) -> int:
     """Say what went wrong, once for the job where all ranks know it.
 
     Returns:
         The exit code of its kind.
     """
+    from clap_zero.distributed import hub
     from clap_zero.distributed.world import describe_process, speaks_for_host
 
-    where = describe_process()
-    prefix = f"clap_zero{f' [{where}]' if where else ''}: error: "
-    if isinstance(error, ClapZeroError):
-        # A wrong configuration is the same for all ranks of a host.
-        if not (error.reported_elsewhere or (isinstance(error, ConfigError) and not speaks_for_host())):
-            say(f"{prefix}{error}", file=sys.stderr)
-        return error.exit_code
-    if _is_lost_contact(error):
-        reason = first_line(error)[:200]
-        text = f"{prefix}lost contact with the other ranks ({reason}); another rank's message has the cause"
-        say(text, file=sys.stderr)
-        time.sleep(YIELD_TO_CAUSE_S)
-        return LaunchError.exit_code
-    say("".join(traceback.format_exception(error)), file=sys.stderr)
-    return 1
+    words = last_words(error, process=describe_process(), speaks_for_host=speaks_for_host())
+    if words.lost_contact:
+        time.sleep(YIELD_TO_CAUSE_S)  # the watchdog ends this process meanwhile where the hub knows the cause
+    hub.announce_failure(f"in {raised_at(error)}: {words.message}", exit_code=words.exit_code)
+    if not words.said_by_others:
+        if words.details:
+            say(words.details, file=sys.stderr)
+        say(words.line, file=sys.stderr)
+    return words.exit_code
 
 
-def _is_lost_contact(error: Exception) -> bool:
-    """Whether an error of a collective says no more than that another rank is gone."""
-    text = f"{type(error).__name__} {error}"
-    signs = ("Connection closed by peer", "Connection reset by peer", "DistBackendError", "DistNetworkError", "gloo")
-    return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
+def _code_of(error: SystemExit) -> int:
+    """What Python makes of `sys.exit`: a text is printed, and counts as 1."""
+    if isinstance(error.code, str):
+        say(error.code, file=sys.stderr)
+    return error.code if isinstance(error.code, int) else int(error.code is not None)
 
 
 if __name__ == "__main__":
