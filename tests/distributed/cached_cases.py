@@ -109,6 +109,7 @@ class Outcome:
         norms: Of the gradient before clipping.
         embeds: Outputs of every forward.
         counted: Steps that DeepSpeed counted.
+        scales: Of every step as the forward used them; two with LAION's heads.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -118,6 +119,7 @@ class Outcome:
     norms: list[float | None] = field(default_factory=list)
     embeds: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     counted: int = 0
+    scales: list[float] = field(default_factory=list)
 
 
 class _Engine(Engine):
@@ -212,7 +214,9 @@ def on_a_rank(case: Case) -> Outcome:
     passes, outcome = kind(forward, objective=objective), Outcome()
     for step in range(1, case.steps + 1):
         batches: Any = iter([case.micro_batch(step, index, rank) for index in range(case.accumulation)])
-        outcome.losses.append(float(passes.run(batches, step=step).loss))
+        passed = passes.run(batches, step=step)
+        outcome.losses.append(float(passed.loss))
+        outcome.scales += [float(s) for s in (passed.logit_scale, passed.logit_scale_t) if s is not None]
         outcome.norms.append(engine.grad_norm)
         outcome.gradients = outcome.gradients or engine.gradients
     outcome.embeds = forward.embeds

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from clap_zero.model.clap import Parts
 from clap_zero.objective.config import ObjectiveConfig
 from clap_zero.testing import run_distributed
 from tests.distributed import zero_cases as zc
@@ -256,14 +257,20 @@ def test_t04_two_ranks_of_eight_equal_one_process_of_sixteen(
     check(of_stage(Case(weights[False], 0, 2, 1, local=8, negatives=negatives, fused=False), stage))
 
 
+@pytest.mark.parametrize("heads", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("precision", ["fp32", *(pytest.param(p, marks=pytest.mark.long) for p in ("bf16", "fp16"))])
-def test_t05_a_scale_that_ran_away(precision: str, tmp_path: Path) -> None:
+def test_t05_a_scale_that_ran_away(
+    precision: str, heads: bool, with_heads: dict[bool, Path], weights: dict[bool, Path], tmp_path: Path
+) -> None:
     """Weights whose raw scales are 100, exp of which no format holds."""
-    model = zc.build({}, fused=False)
+    start = with_heads[False] if heads else weights[False]
+    model = zc.build({}, fused=False, weights=start, parts=Parts(mlp="auto"))
     with torch.no_grad():
         model.logit_scale_a.fill_(100.0)
         model.logit_scale_t.fill_(100.0)
     case = Case(zc.save_weights(model, tmp_path), 2, accumulation=2, fused=False, precision=precision, steps=2)
     for outcome in run_distributed(on_a_rank, 2, case):
         assert all(0 <= loss < 1e4 for loss in outcome.losses)
+        assert len(outcome.scales) == 2 * (1 + heads) and outcome.scales[0] == pytest.approx(100, rel=0.02)
+        assert all(1 <= scale <= 100 for scale in outcome.scales)
         assert all(torch.isfinite(value).all() for value in outcome.parameters.values())

@@ -214,8 +214,8 @@ def test_blacklisted_samples_are_no_faults(caplog):
     assert len(caplog.records) == 1 and "data.blacklist" in caplog.text
 
 
-def test_many_equal_captions_are_said_once(caplog):
-    """C04: 32 clips with 4 captions between them."""
+def test_c04_many_equal_captions_are_said_once(caplog):
+    """32 clips with 4 captions between them."""
     watch = SkipWatch(PLAN, 100_000)
     with caplog.at_level(logging.WARNING):
         for _ in range(400):
