@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from clap_zero.checkpoint.store import CheckpointStore
 from clap_zero.config.deepspeed import Machine, ResolvedDeepSpeed, load_ds_json, resolve
 from clap_zero.config.load import CommandLine, dump_run_config
-from clap_zero.config.objective import told_objective
 from clap_zero.config.schema import RunConfig
 from clap_zero.data.blacklist import told_counts
 from clap_zero.data.embedded import embedded_sounds
@@ -24,8 +23,12 @@ from clap_zero.data.public import holds_secrets
 from clap_zero.distributed import collectives
 from clap_zero.distributed.world import World, memory_bytes, supported_precisions
 from clap_zero.errors import ClapZeroError, ConfigError, DataError, LaunchError, first_line
+from clap_zero.preflight.ranks import check_ranks
+from clap_zero.preflight.shared import check_data, check_shared_directory
 from clap_zero.training.loop import Plan
 from clap_zero.training.run_directory import RunDirectory, RunLock
+from clap_zero.training.say import say
+from clap_zero.training.story import told_overlap, told_run
 
 LOCK_WAIT_S = 20.0
 """How long the processes of a killed job may take to go away before a new one gives up."""
@@ -78,12 +81,17 @@ def prepare(command: CommandLine, *, world: World) -> tuple[Settled, RunLock] | 
     """
     directory = RunDirectory(Path(str(command.run.run_dir)))
     lock = RunLock(directory.path)
+    for line in check_ranks(world):
+        say_on_main(line, world=world)
     smallest_memory = min(collectives.all_gather_objects(memory_bytes(world)))
     try:
         settled = on_main(world, lambda: _settle(command, directory, lock, world=world, memory=smallest_memory))
         if settled is None:
             lock.release()
             return None
+        for line in check_shared_directory(directory.path, world=world):
+            say_on_main(line, world=world)
+        check_data((settled.train, settled.val), world=world)
         if world.is_main:
             lock.share()
         collectives.barrier()
@@ -93,6 +101,12 @@ def prepare(command: CommandLine, *, world: World) -> tuple[Settled, RunLock] | 
         lock.release()
         raise
     return settled, lock
+
+
+def say_on_main(line: str, *, world: World) -> None:
+    """Says a line once for the job."""
+    if world.is_main:
+        say(line)
 
 
 def on_main(world: World, function: Callable[[], T]) -> T:
@@ -169,9 +183,11 @@ def _settle(
     directory.record(run=dump_run_config(run), ds=resolved.config, data=data, private=private)
     settled = Settled(run, resolved, train, val, plan, directory.next_attempt(), resume_from)
     if val is not None:
-        notes += _told_overlap(shards_in_both(train, val))
+        notes += told_overlap(shards_in_both(train, val))
     notes += told_counts(run.data.blacklist)
-    _tell(settled, notes=[*command.notes, *notes], world=world)
+    story = [*command.notes, *notes, *told_run(settled, world=world)]
+    for number, line in enumerate(story, start=1):
+        print(f"{number:2d}. {line}", flush=True)
     return settled
 
 
@@ -248,51 +264,5 @@ def _checkpoint_to_load(run: RunConfig, store: CheckpointStore) -> Path | None:
     return own
 
 
-def _told_data(train: ShardIndex, val: ShardIndex | None) -> list[str]:
-    """What the data are: in all, and set by set where there are several."""
-    lines = [
-        f"data: {train.num_samples} training pairs an epoch in {train.num_shards} shards, "
-        f"{0 if val is None else val.num_stored} held out"
-    ]
-    if len(train.sets) > 1 or train.sets[0].weight != 1:
-        for one in train.sets:
-            share = one.num_samples / train.num_samples
-            lines.append(
-                f"data set {one.name}: {one.num_stored} pairs x weight {one.weight:g} = {one.num_samples}, "
-                f"{share:.1%} of an epoch"
-            )
-    return lines
-
-
-def _told_overlap(both: list[str]) -> list[str]:
-    if not both:
-        return []
-    return [
-        f"warning: {len(both)} shards stand in data.train and in data.val, such as {both[0]}: the evaluation tells "
-        "nothing about pairs that were not trained on"
-    ]
-
-
 def _summary(index: ShardIndex) -> dict[str, Any]:
     return {"fingerprint": index.fingerprint, "num_shards": index.num_shards, "num_samples": index.num_samples}
-
-
-def _tell(settled: Settled, *, notes: list[str], world: World) -> None:
-    """The run as a numbered story, each derived number with where it comes from."""
-    run, resolved, plan = settled.run, settled.resolved, settled.plan
-    left_over = plan.num_samples - plan.steps_per_epoch * plan.global_batch
-    lines = [
-        *notes,
-        *resolved.explanation,
-        *_told_data(settled.train, settled.val),
-        f"length: {plan.max_steps} optimizer steps, {plan.steps_per_epoch} an epoch; {left_over} pairs of each epoch, "
-        "others each time, do not fill a step",
-        *told_objective(
-            run.objective, micro_batch=resolved.micro_batch, accumulation=resolved.accumulation, world_size=world.size
-        ),
-        f"BatchNorm: {run.model.batch_norm}",
-        f"run: {run.run_dir}, attempt {settled.attempt}, "
-        + ("from step 0" if settled.resume_from is None else f"resumed from {settled.resume_from}"),
-    ]
-    for number, line in enumerate(lines, start=1):
-        print(f"{number:2d}. {line}", flush=True)

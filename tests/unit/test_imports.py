@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "clap_zero"
 
 LAYERS = (
-    ("errors", "assets", "oom", "phases", "launching", "precision", ""),
+    ("errors", "assets", "oom", "phases", "launching", "precision", "process_memory", ""),
     ("distributed", "config"),
     ("audio",),
     ("model", "data", "objective"),
@@ -26,7 +26,7 @@ LAYERS = (
     ("training.step", "training.passes"),
     ("training.loop", "training.hooks", "training.run_directory"),
     ("hooks",),
-    ("training.setup", "training.prepare"),
+    ("training.setup", "training.prepare", "training.story"),
     ("planning",),
     ("cli", "train"),
 )

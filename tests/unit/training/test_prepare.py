@@ -17,7 +17,8 @@ from clap_zero.data.overlap import shards_in_both
 from clap_zero.distributed.world import init_distributed
 from clap_zero.errors import CheckpointError, ConfigError, DataError, LaunchError
 from clap_zero.testing import run_distributed
-from clap_zero.training.prepare import _checkpoint_to_load, _told_data, _told_overlap, on_main
+from clap_zero.training.prepare import _checkpoint_to_load, on_main
+from clap_zero.training.story import told_data, told_overlap
 from tests.unit.data.shard_files import write_split
 
 
@@ -59,9 +60,9 @@ def test_going_back_within_a_run_is_refused_and_not_ignored(tmp_path: Path) -> N
 def test_the_data_are_told_set_by_set(tmp_path: Path) -> None:
     places = [str(write_split(tmp_path / name / "train", [8])) for name in "ab"]
     one = load_index(places[:1])
-    assert _told_data(one, None) == ["data: 8 training pairs an epoch in 1 shards, 0 held out"]
+    assert told_data(one, None) == ["data: 8 training pairs an epoch in 1 shards, 0 held out"]
     mixed = load_index([places[0], DataSetSection(shards=(places[1],), weight=0.5, name="half")])
-    assert _told_data(mixed, one) == [
+    assert told_data(mixed, one) == [
         "data: 12 training pairs an epoch in 2 shards, 8 held out",
         "data set a/train: 8 pairs x weight 1 = 8, 66.7% of an epoch",
         "data set half: 8 pairs x weight 0.5 = 4, 33.3% of an epoch",
@@ -72,8 +73,8 @@ def test_shards_that_are_trained_on_and_held_out_are_told(tmp_path: Path) -> Non
     places = [str(write_split(tmp_path / name / "train", [8, 8])) for name in "ab"]
     train, val = load_index(places), load_index([f"{places[1]}/1.tar"])
     assert shards_in_both(train, val) == [f"{places[1]}/1.tar"]
-    assert shards_in_both(load_index(places[:1]), val) == [] == _told_overlap([])
-    assert "1 shards stand in data.train and in data.val" in _told_overlap(shards_in_both(train, val))[0]
+    assert shards_in_both(load_index(places[:1]), val) == [] == told_overlap([])
+    assert "1 shards stand in data.train and in data.val" in told_overlap(shards_in_both(train, val))[0]
 
 
 def fail(kind: str) -> str:

@@ -1,0 +1,56 @@
+"""A run told as a numbered story before its first step, each derived number with where it comes from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clap_zero.config.objective import told_objective
+from clap_zero.data.index import ShardIndex
+from clap_zero.distributed.world import World
+
+if TYPE_CHECKING:
+    from clap_zero.training.prepare import Settled
+
+
+def told_run(settled: Settled, *, world: World) -> list[str]:
+    """The run as a numbered story, each derived number with where it comes from."""
+    run, resolved, plan = settled.run, settled.resolved, settled.plan
+    left_over = plan.num_samples - plan.steps_per_epoch * plan.global_batch
+    return [
+        *resolved.explanation,
+        *told_data(settled.train, settled.val),
+        f"length: {plan.max_steps} optimizer steps, {plan.steps_per_epoch} an epoch; {left_over} pairs of each epoch, "
+        "others each time, do not fill a step",
+        *told_objective(
+            run.objective, micro_batch=resolved.micro_batch, accumulation=resolved.accumulation, world_size=world.size
+        ),
+        f"BatchNorm: {run.model.batch_norm}",
+        f"run: {run.run_dir}, attempt {settled.attempt}, "
+        + ("from step 0" if settled.resume_from is None else f"resumed from {settled.resume_from}"),
+    ]
+
+
+def told_data(train: ShardIndex, val: ShardIndex | None) -> list[str]:
+    """What the data are: in all, and set by set where there are several."""
+    lines = [
+        f"data: {train.num_samples} training pairs an epoch in {train.num_shards} shards, "
+        f"{0 if val is None else val.num_stored} held out"
+    ]
+    if len(train.sets) > 1 or train.sets[0].weight != 1:
+        for one in train.sets:
+            share = one.num_samples / train.num_samples
+            lines.append(
+                f"data set {one.name}: {one.num_stored} pairs x weight {one.weight:g} = {one.num_samples}, "
+                f"{share:.1%} of an epoch"
+            )
+    return lines
+
+
+def told_overlap(both: list[str]) -> list[str]:
+    """A warning about shards that are trained on and held out, if there are any."""
+    if not both:
+        return []
+    return [
+        f"warning: {len(both)} shards stand in data.train and in data.val, such as {both[0]}: the evaluation tells "
+        "nothing about pairs that were not trained on"
+    ]
