@@ -48,7 +48,7 @@ class Host:
         self._process = process
         _expect(process, "mounted")
         self.pid = psutil.Process(process.pid).children()[0].pid
-        self.pid_namespace = os.readlink(f"/proc/{self.pid}/ns/pid")
+        self.pid_namespace = str(Path(f"/proc/{self.pid}/ns/pid").readlink())
 
     def finish_start(self) -> None:
         """Let the host start its sshd: its network is there."""
@@ -73,7 +73,7 @@ class Host:
         found = []
         for one in psutil.process_iter():
             try:
-                if os.readlink(f"/proc/{one.pid}/ns/pid") != self.pid_namespace or one.pid == self.pid:
+                if str(Path(f"/proc/{one.pid}/ns/pid").readlink()) != self.pid_namespace or one.pid == self.pid:
                     continue
                 if one.status() != psutil.STATUS_ZOMBIE and not one.name().startswith("sshd"):
                     found.append(one)
@@ -203,6 +203,8 @@ class Bed:
 
     def _start_switch(self, disks: dict[Path, int]) -> int:
         """Start the process that holds the bridge and the disks that all hosts see."""
+        for path in disks:
+            path.mkdir(exist_ok=True)
         mounts = "".join(f"mount -t tmpfs -o size={size} none '{path}' && " for path, size in disks.items())
         script = f"{mounts} ip link add switch type bridge && ip link set switch up && echo ready && exec cat"
         process = self._helper(["unshare", "--net", "--mount", "sh", "-c", script])

@@ -26,6 +26,7 @@ ENV_FILE = "OMP_NUM_THREADS=1\nTOKENIZERS_PARALLELISM=false\nHF_HUB_OFFLINE=1\n"
 FLAGS = (
     *("--ds_config", str(ROOT / "ds_configs" / "zero2.json"), "--ds.bf16", "null"),
     *("--train.micro_batch_size", "4", "--train.warmup_steps", "2", "--train.learning_rate", "1e-3"),
+    *("--train.schedule", "constant"),
     *("--wandb.mode", "disabled", "--data.workers", "1", "--run_dir", "run"),
 )
 """Small and exact: fp32, a step in a fraction of a second."""
@@ -39,8 +40,8 @@ def environment(home: Path) -> dict[str, str]:
 
 def data_flags(folder: Path) -> list[str]:
     """The embedded sounds as shards below `folder`, packed at the first call."""
-    train, test = embedded_sounds(folder)
-    return ["--data.train", str(train), "--data.val", str(test), "--evaluate.batch_size", "32"]
+    train, _ = embedded_sounds(folder)
+    return ["--data.train", str(train)]
 
 
 def deepspeed(hostfile: Path | None, *flags: str, options: Sequence[str] = ()) -> list[str]:
@@ -109,7 +110,7 @@ def run(host: Host, words: Sequence[str], *, cwd: Path, timeout_s: float = 240, 
     return code, job.output
 
 
-def train_processes(host: Host) -> list[psutil.Process]:
+def rank_processes(host: Host) -> list[psutil.Process]:
     """The ranks on a host, without their loader workers and without the launcher's processes."""
     found = []
     for one in host.processes():

@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.bed import Bed
-from tests.hosts.jobs import BIN, FLAGS, MODULE, deepspeed, losses, run, wait_until_gone
+from tests.hosts.jobs import (
+    BIN,
+    FLAGS,
+    MODULE,
+    deepspeed,
+    kill,
+    losses,
+    rank_processes,
+    run,
+    start,
+    wait_for_step,
+    wait_until_gone,
+)
 
 pytestmark = pytest.mark.integration
 NUM_STEPS = 6
@@ -24,25 +36,30 @@ def alone(tmp_path_factory: pytest.TempPathFactory, data: list[str]) -> dict[int
     return losses(folder / "run")
 
 
-def flags(data: list[str]) -> list[str]:
-    return [*FLAGS, *data, "--train.max_steps", str(NUM_STEPS)]
+def flags(data: list[str], *, num_steps: int = NUM_STEPS) -> list[str]:
+    return [*FLAGS, *data, "--train.max_steps", str(num_steps)]
 
 
 def assert_same(got: dict[int, float], wanted: dict[int, float], output: str) -> None:
-    assert list(got) == list(range(1, NUM_STEPS + 1)), output
+    assert len(wanted) == NUM_STEPS and got.keys() >= wanted.keys(), output
     for step, loss in wanted.items():
         assert got[step] == pytest.approx(loss, rel=1e-6), f"step {step}"
 
 
-def test_two_hosts_over_ssh_and_pdsh_train_as_one_host_does(
+def test_two_hosts_over_pdsh_train_as_one_does_until_a_rank_is_killed(
     bed: Bed, cwd: Path, data: list[str], alone: dict[int, float]
 ) -> None:
-    code, output = run(bed.hosts[0], deepspeed(bed.hostfile(cwd / "hostfile"), *flags(data)), cwd=cwd)
-    assert code == 0, output
-    assert_same(losses(cwd / "run"), alone, output)
-    assert wait_until_gone(bed, timeout_s=5) < 5
-    for host in bed.hosts:
-        assert f"{host.name}: " in output
+    """One start for both, since it costs most. The schedule is constant: the length changes no loss."""
+    words = deepspeed(bed.hostfile(cwd / "hostfile"), *flags(data, num_steps=100_000))
+    job = start(bed.hosts[0], words, cwd=cwd)
+    wait_for_step(cwd / "run", NUM_STEPS, job)
+    (rank,) = rank_processes(bed.hosts[1])
+    kill(rank)
+    seconds = wait_until_gone(bed, timeout_s=60)
+    code = job.wait(timeout_s=10)
+    assert_same(losses(cwd / "run"), alone, job.output)
+    told = [line for line in job.output.splitlines() if "clap_zero" in line and "rank 1 on node2" in line]
+    assert code == 5 and any("died" in line for line in told), f"{code} after {seconds:.1f} s\n{job.output}"
 
 
 def command_of(launcher: str, bed: Bed, number: int) -> list[str]:
@@ -70,11 +87,11 @@ def test_launchers_that_are_started_on_each_host(
     bed.hostfile(cwd / "hostfile")
     results: dict[int, tuple[int, str]] = {}
 
-    def start(number: int) -> None:
+    def start_on(number: int) -> None:
         words = [*command_of(launcher, bed, number), *flags(data)]
         results[number] = run(bed.hosts[number], words, cwd=cwd)
 
-    threads = [threading.Thread(target=start, args=(number,)) for number in range(2)]
+    threads = [threading.Thread(target=start_on, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -89,9 +106,7 @@ def test_a_run_goes_on_across_hosts(bed: Bed, cwd: Path, data: list[str], alone:
     """Three steps on one host with two ranks, the rest on two hosts with one each."""
     code, output = run(bed.hosts[0], deepspeed(None, *flags(data), "--checkpoint.every_steps", "3"), cwd=cwd)
     assert code == 0, output
-    # As if the run had been killed after step 3: what came later is cut off.
-    run_dir = cwd / "run"
-    assert_same(losses(run_dir), alone, output)
+    assert_same(losses(cwd / "run"), alone, output)
     first = f"{cwd}/run/checkpoints/step-00000003"
     words = deepspeed(bed.hostfile(cwd / "hostfile"), *flags(data), "--resume", first, "--run_dir", "second")
     code, output = run(bed.hosts[0], words, cwd=cwd)

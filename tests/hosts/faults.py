@@ -1,0 +1,182 @@
+"""Faults of a job on several hosts: how each is made, and what has to become of the job."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.hosts.bed import Bed
+from tests.hosts.jobs import (
+    ENV_FILE,
+    FLAGS,
+    Job,
+    deepspeed,
+    describe,
+    losses,
+    start,
+    wait_for_step,
+)
+
+HERE = Path(__file__).resolve().parent
+LIMIT_S = 60.0
+"""Within so long every process on every host has to be gone."""
+
+GIVE_UP_S = 150.0
+"""So long a fault is watched before what is left of it is counted as never ending."""
+
+FAULT_STEP = 3
+
+
+@dataclass
+class Scene:
+    """A bed with the directory of a job, and the job once it runs."""
+
+    bed: Bed
+    cwd: Path
+    flags: list[str]
+    slots: int = 1
+    env_file: str = ENV_FILE
+    _job: Job | None = None
+
+    @property
+    def run_dir(self) -> Path:
+        return self.bed.seen_by_hosts(self.cwd / "run")
+
+    @property
+    def job(self) -> Job:
+        assert self._job is not None, "the job has not been started"
+        return self._job
+
+    def start(self) -> None:
+        (self.cwd / ".deepspeed_env").write_text(self.env_file)
+        hostfile = self.bed.hostfile(self.cwd / "hostfile", slots=self.slots)
+        self._job = start(self.bed.hosts[0], deepspeed(hostfile, *FLAGS, *self.flags), cwd=self.cwd)
+
+    def plant(self, host: str, function: str, *, after: int = 0) -> None:
+        """Have a function raise on a host, from its call number `after` + 1 on."""
+        module, _, name = function.rpartition(".")
+        plan = {"host": host, "module": module, "function": name, "after": after, "message": "planted fault"}
+        shutil.copy(HERE / "plant.py", self.cwd / "sitecustomize.py")
+        (self.cwd / "plant.json").write_text(json.dumps(plan))
+
+
+Action = Callable[[Scene], None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        name: What happens, as the table says it.
+        inject: Does it to a job that has taken FAULT_STEP steps; None for faults that are there from the start.
+        prepare: Does it, or makes it possible, before the job starts.
+        told: Regular expressions that one line of the output has to match all: the host, the rank and the cause, as
+            far as the fault has them.
+        codes: Exit codes that are right.
+        flags: Further flags of the job.
+        slots: Ranks on each host.
+        survives: The job must go on to its end instead.
+        makes: Arguments of the bed besides its folder, from the directory of the job.
+    """
+
+    name: str
+    told: Mapping[str, str]
+    inject: Action | None = None
+    prepare: Action | None = None
+    codes: frozenset[int] = frozenset({5})
+    flags: tuple[str, ...] = ()
+    slots: int = 1
+    survives: bool = False
+    makes: Callable[[Path], dict[str, object]] = field(default=lambda cwd: {})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job with a fault.
+
+    Attributes:
+        seconds: From the fault (from the command, where it is there from the start) to the end of the last process on
+            any host.
+        code: Exit code of the command, None if it never ended.
+        output: All that a user saw.
+        message: The line that tells, or the last line of the package where none does.
+        named: Which of the things to be told that line has.
+        left: What was still there at GIVE_UP_S.
+    """
+
+    seconds: float
+    code: int | None
+    output: str
+    message: str
+    named: dict[str, bool]
+    left: list[str]
+
+
+def play(fault: Fault, scene: Scene) -> Outcome:
+    """Start the job, do the fault, wait for the end of everything."""
+    if fault.prepare is not None:
+        fault.prepare(scene)
+    began = time.monotonic()
+    scene.start()
+    if fault.inject is not None:
+        wait_for_step(scene.run_dir, FAULT_STEP, scene.job)
+        began = time.monotonic()
+        fault.inject(scene)
+    left: list[psutil.Process] = []
+    # No host has a process in the moment between nsenter and the command.
+    while (left := scene.bed.processes()) or scene.job.process.poll() is None:
+        if time.monotonic() - began > GIVE_UP_S:
+            break
+        time.sleep(0.2)
+    seconds = time.monotonic() - began
+    shown = [describe(one) for one in left]
+    for one in left:
+        one.kill()
+    code = scene.job.process.poll()
+    scene.job.wait(timeout_s=20)
+    output = scene.job.output
+    message, named = best_line(output, fault.told)
+    return Outcome(seconds, code, output, message, named, shown)
+
+
+def best_line(output: str, told: Mapping[str, str]) -> tuple[str, dict[str, bool]]:
+    """The line of the output that tells most of what is to be told, the last of several."""
+    best, most = "", dict.fromkeys(told, False)
+    for line in output.splitlines():
+        # pdsh's own mark of the host does not count, DeepSpeed's log of its commands neither.
+        text = re.sub(r"^node\d+: ", "", line)
+        if re.match(r"\[\d{4}-", text) or not re.search(r"clap_zero|pdsh@|ssh|Error|No such file|stopped", text):
+            continue
+        named = {what: re.search(pattern, text) is not None for what, pattern in told.items()}
+        if sum(named.values()) >= max(1, sum(most.values())):
+            best, most = text, named
+    return best, most
+
+
+def is_right(fault: Fault, outcome: Outcome) -> list[str]:
+    """What is wrong with an outcome; empty where nothing is."""
+    wrong = []
+    if outcome.left:
+        wrong.append(f"still there after {outcome.seconds:.0f} s: {outcome.left}")
+    if fault.survives:
+        return wrong + ([f"exit code {outcome.code}"] if outcome.code != 0 else [])
+    if outcome.seconds > LIMIT_S:
+        wrong.append(f"{outcome.seconds:.0f} s until all was gone")
+    if outcome.code not in fault.codes:
+        wrong.append(f"exit code {outcome.code}, expected {sorted(fault.codes)}")
+    missing = [what for what, is_there in outcome.named.items() if not is_there]
+    if missing:
+        wrong.append(f"no line tells {', '.join(missing)}; the nearest: {outcome.message!r}")
+    return wrong
+
+
+def last_loss_step(scene: Scene) -> int:
+    return max(losses(scene.run_dir), default=0)

@@ -1,0 +1,25 @@
+"""When something dies or never worked, everything on every host ends, soon, with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.bed import Bed
+from tests.hosts.fault_cases import FAULTS
+from tests.hosts.faults import Fault, Scene, is_right, play
+
+pytestmark = [pytest.mark.integration, pytest.mark.long]
+SHORT = ("--distributed.heartbeat_timeout_s", "10", "--train.max_steps", "100000")
+"""The shipped limits are measured by benchmarks/faults.py."""
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_fault(tmp_path: Path, cwd: Path, data: list[str], fault: Fault) -> None:
+    made = fault.makes(cwd)
+    with Bed(tmp_path / "bed", **made) as bed:  # type: ignore[arg-type]
+        scene = Scene(bed, cwd, [*data, *SHORT, *fault.flags], slots=fault.slots)
+        outcome = play(fault, scene)
+        wrong = is_right(fault, outcome)
+    assert not wrong, "\n".join([*wrong, outcome.output])
