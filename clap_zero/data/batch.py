@@ -38,6 +38,7 @@ class LoaderPlan:
         max_bad_fraction: more unusable samples than this part of an epoch end the run.
         prefetch: batches that a worker prepares ahead.
         pin_memory: copy batches to page-locked memory (only where CUDA is there).
+        stall_timeout_s: seconds without a batch from the workers after which they are given up; None: never.
     """
 
     rank: int
@@ -57,6 +58,7 @@ class LoaderPlan:
     max_bad_fraction: float = 0.05
     prefetch: int = 2
     pin_memory: bool = False
+    stall_timeout_s: float | None = 540.0
 
     @property
     def global_batch(self) -> int:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from functools import partial
-from multiprocessing.connection import wait
 from typing import Any, cast
 
 import torch
@@ -27,9 +27,13 @@ from clap_zero.data.processes import forkserver_context, init_worker, starting_w
 from clap_zero.data.schedule import num_eval_batches
 from clap_zero.data.skips import SkipWatch
 from clap_zero.data.text import MAX_TOKENS
+from clap_zero.data.worker_ends import WatchedWorkers
 from clap_zero.errors import ConfigError, DataError
 
 __all__ = ["Batch", "EvalBatch", "LoaderPlan", "eval_batches", "train_batches"]
+
+LOOK_S = 1.0
+"""How often is looked whether a worker that gives no batch still lives."""
 
 
 def train_batches(index: ShardIndex, *, plan: LoaderPlan) -> Iterator[Batch]:
@@ -97,7 +101,9 @@ def _batches(
     pipeline: DataPipeline, index: ShardIndex, plan: LoaderPlan, *, workers: int, training: bool
 ) -> Iterator[Batch | EvalBatch]:
     """Takes batches from the pipeline, in this process or from workers, and watches over them."""
+    watched = WatchedWorkers()
     source: Iterator[Any] = iter(pipeline) if workers == 0 else _start_workers(pipeline, plan, workers)
+    watched.watch(getattr(source, "_workers", ()))
     if training:
         watch = SkipWatch(plan, index.num_samples, largest_shard=int(index.sizes.max()))
     else:  # each clip once, shard after shard: only all of them together say how many are unusable
@@ -108,12 +114,12 @@ def _batches(
     try:
         while True:
             try:
-                batch = next(source)
+                batch = _next(source, watched, stall_timeout_s=plan.stall_timeout_s)
             except StopIteration:
                 return
             except Exception as error:
                 # Whatever ends a worker is the end of the data.
-                why = _dead_workers(source) or _one_line(error)
+                why = watched.ends() or _one_line(error)
                 raise DataError(f"the data loader of rank {plan.rank} failed: {why}") from error
             if isinstance(batch, Failure):
                 raise DataError(f"rank {plan.rank}: {batch.message}")
@@ -134,16 +140,22 @@ def _stop(source: object) -> None:
         worker.kill()
 
 
-def _dead_workers(source: object) -> str:
-    """Which workers are gone. A dead worker shows itself by several errors: torch's own, or a broken connection."""
-    workers = getattr(source, "_workers", ())
-    wait([worker.sentinel for worker in workers], timeout=0.2)  # the first that ends, of however many
-    dead = []
-    for number, worker in enumerate(workers):
-        # One that raised sends its error and then ends as it should, with 0.
-        if not worker.is_alive() and worker.exitcode != 0:
-            dead.append(f"worker {number} (pid {worker.pid}) died with exit code {worker.exitcode}")
-    return "; ".join(dead) + ": was it killed, or is memory or /dev/shm full?" if dead else ""
+def _next(source: Iterator[Any], watched: WatchedWorkers, *, stall_timeout_s: float | None) -> Any:
+    """The next batch, as soon as a worker has it.
+
+    Raises:
+        DataError: none came for `stall_timeout_s`.
+    """
+    began = time.monotonic()
+    while True:
+        try:
+            return next(source)
+        except RuntimeError as error:
+            # torch gives up after LOOK_S without a batch, and keeps everything so that it can be asked again.
+            if "DataLoader timed out" not in str(error):
+                raise
+        if stall_timeout_s is not None and time.monotonic() > began + stall_timeout_s:
+            raise DataError(watched.end_stalled(since_s=time.monotonic() - began))
 
 
 def _one_line(error: Exception) -> str:
@@ -166,5 +178,6 @@ def _start_workers(pipeline: object, plan: LoaderPlan, workers: int) -> Iterator
             worker_init_fn=partial(init_worker, os.getpid()),
             prefetch_factor=plan.prefetch,
             pin_memory=plan.pin_memory and torch.cuda.is_available(),
+            timeout=LOOK_S,
         )
         return iter(loader)

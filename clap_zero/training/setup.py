@@ -49,6 +49,9 @@ from clap_zero.training.step import Stepper
 MOST_WORKERS = 8
 """Loader processes that `data.workers: auto` gives a rank at the most."""
 
+SOONER = 0.9
+"""Part of `distributed.hang_timeout_s` that a rank waits for its loader."""
+
 
 def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | None]) -> Trainer:
     """Make the parts of a run and join them.
@@ -163,6 +166,7 @@ def _train_plan(settled: Settled, reading: dict[str, Any], *, state: TrainState,
 def _reading(settled: Settled, *, features: FeatureConfig, tokenizer: Path | None, world: World) -> dict[str, Any]:
     """What is alike in the plans of training and of evaluation."""
     run = settled.run
+    hang_timeout_s = run.distributed.hang_timeout_s
     return {
         "rank": world.rank,
         "world_size": world.size,
@@ -175,6 +179,8 @@ def _reading(settled: Settled, *, features: FeatureConfig, tokenizer: Path | Non
         "max_bad_fraction": run.data.max_bad_fraction,
         "workers": _num_workers(settled, world),
         "pin_memory": world.device.type == "cuda",
+        # Sooner than the ranks give each other up: this rank knows which process it waits for.
+        "stall_timeout_s": None if hang_timeout_s is None else SOONER * hang_timeout_s,
     }
 
 

@@ -23,6 +23,13 @@ def told_start() -> str:
 
 def told_first_step() -> str:
     """Seconds from the start of this process to the end of its first step, as one line."""
-    evaluation_s = phases.spent().get("evaluation", 0.0)
-    before = f", evaluation before it {evaluation_s:.1f} s" if evaluation_s > 0 else ""
-    return f"first step after {time.monotonic() - phases.BEGAN:.1f} s{before}"
+    spent = phases.spent()
+    took = {
+        "start-up": sum(spent.get(part, 0.0) for part in (*PARTS, "start", "checkpoint")),
+        "evaluation": spent.get("evaluation", 0.0),
+        "hooks": spent.get("metrics", 0.0),
+        "data": spent.get("data", 0.0),
+        "step": sum(spent.get(part, 0.0) for part in ("forward", "backward", "optimizer")),
+    }
+    parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in took.items())
+    return f"first step after {time.monotonic() - phases.BEGAN:.1f} s: {parts}"
