@@ -119,7 +119,7 @@ def _batches(
                 return
             except Exception as error:
                 # Whatever ends a worker is the end of the data.
-                why = watched.ends() or _one_line(error)
+                why = _one_line(error) if isinstance(error, DataError) else watched.ends() or _one_line(error)
                 raise DataError(f"the data loader of rank {plan.rank} failed: {why}") from error
             if isinstance(batch, Failure):
                 raise DataError(f"rank {plan.rank}: {batch.message}")
