@@ -27,6 +27,7 @@ COMMANDS = {
     "eval": "retrieval figures of a run on its held-out pairs",
     "export": "write a run's model as a Hugging Face directory",
     "check-config": "check a command line of `train` and print its arithmetic, without starting anything",
+    "doctor": "look for what would spoil a run, here or on all nodes of a hostfile, without starting one",
     "bench": "measure how fast a part is: `clap-zero bench loader SHARDS` or `clap-zero bench objective`",
 }
 
@@ -92,6 +93,7 @@ def _dispatch(argv: list[str]) -> int:
         "eval": _eval,
         "export": _export,
         "check-config": _check_config,
+        "doctor": _doctor,
         "bench": _bench,
     }
     if name not in runners:
@@ -217,6 +219,12 @@ def _check_config(argv: list[str]) -> int:
     else:
         print("\n".join(check_config.told(argv, device_here=_device_here)))
     return 0
+
+
+def _doctor(argv: list[str]) -> int:
+    from clap_zero.preflight import doctor
+
+    return doctor.run(argv)
 
 
 def _device_here() -> str:

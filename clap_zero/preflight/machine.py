@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,25 @@ def facts_here(gpus: list[Gpu] | None = None) -> Facts:
 def visible_devices() -> str | None:
     """CUDA_VISIBLE_DEVICES; None where it is not set."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def python_path() -> str:
+    """PYTHONPATH; empty where it is not set."""
+    return os.environ.get("PYTHONPATH", "")
+
+
+def ssh_command() -> str:
+    """How the user reaches other machines: CLAP_ZERO_SSH, such as `ssh -F file`."""
+    return os.environ.get("CLAP_ZERO_SSH", "ssh")
+
+
+def launcher_environment(ssh: Sequence[str]) -> dict[str, str]:
+    """This process's variables, and the options of ssh for pdsh, which calls it by itself."""
+    environment = dict(os.environ)
+    if len(ssh) > 1:
+        before = environment.get("PDSH_SSH_ARGS_APPEND", "")
+        environment["PDSH_SSH_ARGS_APPEND"] = f"{before} {' '.join(ssh[1:])}".strip()
+    return environment
 
 
 def extensions_directory() -> Path:
