@@ -91,19 +91,10 @@ setup() {  # one at a time: a second script waits for the first to finish instal
     export PATH="$VENV/bin:$PATH"
 }
 
-check_hostfile() {  # every line is a host, a comment or blank, or the job does not start
-    local line number=0 hosts=" " host
-    while IFS= read -r line || [ -n "$line" ]; do
-        number=$((number + 1))
-        line="${line%%#*}"
-        [ -n "${line//[[:space:]]/}" ] || continue
-        [[ "$line" =~ ^[[:space:]]*([^[:space:]]+)[[:space:]]+slots=([1-9][0-9]*)[[:space:]]*$ ]] ||
-            fail 5 "$1:$number: '$line' is not of the form 'worker-1 slots=8'"
-        host="${BASH_REMATCH[1]}"
-        [[ "$hosts" != *" $host "* ]] || fail 5 "$1:$number: $host is there twice: give it one line with all its slots"
-        hosts+="$host "
-    done <"$1"
-    [ "$hosts" != " " ] || fail 5 "$1 names no host: lines look like 'worker-1 slots=8'"
+check_hostfile() {  # before anything is installed or started; the launcher checks once more, with what it will use
+    local python
+    python="$(find_python)" || fail 5 "Python 3.11 or newer is needed to read the hostfile; set PYTHON to its path"
+    PYTHONPATH="$ROOT" "$python" -m clap_zero.launching.hostfile "$1" >/dev/null
 }
 
 num_devices() { "$PY" -c 'import torch; print(torch.cuda.device_count())'; }

@@ -60,7 +60,7 @@ def test_it_is_one_line_that_python_executes() -> None:
 )
 @pytest.mark.parametrize("times", [1, 2])
 def test_before_the_module_it_becomes_module(launcher: str, before: str, times: int) -> None:
-    options, rest = before.split(), ["clap_zero.train", "--ds_config", "x.json", "-m", "1"]
+    options, rest = before.split(), ["pkg.mod", "--ds_config", "x.json", "-m", "1"]
     assert run_line([launcher, *options, "-m", *rest], times=times) == [launcher, *options, "--module", *rest]
 
 
