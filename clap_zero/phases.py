@@ -107,6 +107,11 @@ def set_step(step: int) -> None:
     _change(_moment.phase, step)
 
 
+def advance() -> None:
+    """Says that a long phase gets on. Main thread only."""
+    _change(_moment.phase, _moment.step)
+
+
 def current() -> Moment:
     """What the process is doing now."""
     return _moment

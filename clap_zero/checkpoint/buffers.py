@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from clap_zero.distributed.collectives import all_reduce_max, all_reduce_sum, rank_and_size
+from clap_zero.distributed.collectives import all_reduce_max, all_reduce_sum, patient_wait, rank_and_size
 
 MEAN, VARIANCE, COUNT = "running_mean", "running_var", "num_batches_tracked"
 
@@ -47,6 +47,7 @@ def merge_over_ranks(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
     counts = [name for name in merged if name.rpartition(".")[2] == COUNT]
     width = sum(merged[name].numel() for name in means)
     local = torch.cat([merged[name].double().flatten() for name in means + variances])
+    patient_wait()  # in a checkpoint rank 0 is still writing the weights
     average = all_reduce_sum(local.clone()) / world_size
     between = all_reduce_sum((local[:width] - average[:width]).square()) / world_size
     average[width:] += between

@@ -17,6 +17,7 @@ from deepspeed import DeepSpeedEngine
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo, CheckpointEngine
 
 from clap_zero.checkpoint.files import ChecksummedFile, FileRecord
+from clap_zero.distributed.collectives import patient_wait
 
 ENGINE_TAG = "engine"
 """Name of the subdirectory with DeepSpeed's files."""
@@ -83,7 +84,8 @@ class GuardedCheckpointEngine(CheckpointEngine):
         raise NotImplementedError("this checkpoint engine only writes")
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
-        """Nothing to do: the files are on the disk when `save` returns."""
+        """Nothing to write: the files are on the disk when `save` returns. Collective: a barrier follows."""
+        patient_wait()
         return True
 
 

@@ -23,7 +23,7 @@ from deepspeed import DeepSpeedEngine
 from deepspeed.utils import safe_get_local_fp32_param
 from torch import Tensor, nn
 
-from clap_zero.distributed.collectives import all_reduce_sum, rank_and_size
+from clap_zero.distributed.collectives import all_reduce_sum, patient_wait, rank_and_size
 
 BUCKET_ELEMENTS = 16 << 20
 """Elements summed over ranks at once (64 MB); a larger parameter makes a bucket of its own."""
@@ -102,6 +102,7 @@ def _complete(
         assert start + values.numel() <= size or values.numel() == 0
         flat[offset + start : offset + start + values.numel()].copy_(values)
         offset += size
+    patient_wait()  # rank 0 is still writing what it got last
     flat = all_reduce_sum(flat)
     for (name, parameter, _), values in zip(bucket, flat.split([size for _, _, size in bucket]), strict=True):
         yield name, values.view(full_shape(parameter))

@@ -12,7 +12,7 @@ from typing import Any
 
 from clap_zero.distributed.hub_judge import Verdict, told_ranks
 from clap_zero.distributed.hub_messages import Line, number_of, text_of
-from clap_zero.distributed.hub_station import Settings, Station
+from clap_zero.distributed.hub_station import Settings, Station, own_beat
 
 HELLO_TIMEOUT_S = 5.0
 """A connection that has not said who it is after so long is closed."""
@@ -165,7 +165,8 @@ class Outpost(Station):
         self._verdict: Verdict | None = None
         self.selector.register(self._line, selectors.EVENT_READ)
         self.judge.join(0, host=center_host, pid=0)
-        self._line.send({"hello": settings.rank, "token": token, "host": settings.host, "pid": os.getpid()})
+        hello = {"hello": settings.rank, "token": token, "host": settings.host, "pid": os.getpid()}
+        self._line.send(hello | own_beat())
 
     def lines(self) -> list[Line]:
         return [] if self._line.closed else [self._line]

@@ -199,9 +199,11 @@ class Judge:
         if behind is None:
             return Verdict(f"{text}; all wait at the same point, so look at the network. Stacks of all ranks: {where}")
         text += f"; {behind.name} is behind, in {behind.place}. Stacks of all ranks: {where}"
-        frames = f"\ninnermost frames of rank {behind.rank}:\n{behind.frames}" if behind.frames else ""
-        silent = "" if behind.frames else ". It did not send its stack: it is stuck outside Python"
-        return Verdict(f"{text}{silent}{frames}", behind.rank, pid=behind.pid, host=behind.host)
+        if behind.frames:
+            return Verdict(f"{text}\ninnermost frames of rank {behind.rank}:\n{behind.frames}", behind.rank)
+        # It will not hear of the verdict either.
+        text += ". It did not send its own: it is stuck outside Python"
+        return Verdict(text, behind.rank, pid=behind.pid, host=behind.host)
 
     def _under_way(self) -> list[Peer]:
         return [peer for peer in self.peers.values() if peer.watched and peer.phase != "end"]

@@ -21,6 +21,9 @@ from clap_zero.distributed.hub_messages import Line, ProtocolError, number_of, t
 from clap_zero.distributed.hub_stacks import innermost_frames, write_stacks
 
 BEAT_S = 1.0
+SMALL_JOB, SMALL_JOB_BEAT_S = 64, 0.4
+"""With few ranks the last word of a dead one may be fresher."""
+
 MOST_WATCHED_S = 2.0
 """What one round counts for at the most: a thread that did not run for longer has not watched either."""
 
@@ -70,6 +73,7 @@ class Station(ABC):
         for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
         self.selector.register(self._wake_read, selectors.EVENT_READ)
+        self._beat_s = SMALL_JOB_BEAT_S if settings.size <= SMALL_JOB else BEAT_S
         self._last_round = self._last_beat = time.monotonic()
         self._left = False
         self.failing: tuple[float, int] | None = None
@@ -106,14 +110,13 @@ class Station(ABC):
             else:
                 self.hear(key.fileobj)
         now = time.monotonic()
-        moment, progress = phases.current(), phases.progress()
-        self.judge.beat(self.settings.rank, phase=moment.phase, step=moment.step, progress=progress)
+        self.understand(self.settings.rank, own_beat())
         self.judge.advance(min(now - self._last_round, MOST_WATCHED_S))
         self._last_round = now
         self._say_posts()
-        if now - self._last_beat >= BEAT_S:
+        if now - self._last_beat >= self._beat_s:
             self._last_beat = now
-            self.say({"phase": moment.phase, "step": moment.step, "progress": progress})
+            self.say(own_beat())
         for line in self.lines():
             line.flush()
         return None if self._left else self.decide()
@@ -201,3 +204,9 @@ class Station(ABC):
             self.flush()
         for sent in said:
             sent.set()
+
+
+def own_beat() -> dict[str, Any]:
+    """What this rank does at the moment, as a message."""
+    moment = phases.current()
+    return {"phase": moment.phase, "step": moment.step, "progress": phases.progress()}

@@ -16,10 +16,17 @@ from clap_zero.checkpoint.buffers import merged_statistics
 from clap_zero.checkpoint.files import write_text_atomic
 from clap_zero.checkpoint.store import CheckpointStore, step_name
 from clap_zero.data.batch import EvalBatch
-from clap_zero.distributed.collectives import all_gather_objects, all_reduce_max, broadcast_object, rank_and_size
+from clap_zero.distributed.collectives import (
+    all_gather_objects,
+    all_reduce_max,
+    broadcast_object,
+    patient_wait,
+    rank_and_size,
+)
 from clap_zero.errors import CheckpointError, ClapZeroError, ConfigError
 from clap_zero.evaluation.retrieval import RECALL_AT, mean_map, retrieval_metrics
 from clap_zero.model.clap import ContrastOutput
+from clap_zero.phases import advance
 
 _CAPTIONS_PER_CLIP = 8
 """Captions of a batch that the model embeds at once, for each of its clips: few of the usual data sets have more."""
@@ -115,6 +122,7 @@ def _embed(
 ) -> _Embeddings | None:
     parts = []
     for batch in batches:
+        advance()  # the phase is a long one
         moved = batch.to(device, non_blocking=True)
         input_features, is_longer = features(moved.clips)
         audio_embeds, text_embeds = _forward(model, input_features, is_longer, moved)
@@ -146,6 +154,7 @@ def _forward(
     """
     at_once = _CAPTIONS_PER_CLIP * len(batch)
     pieces = list(zip(batch.input_ids.split(at_once), batch.attention_mask.split(at_once), strict=True))
+    patient_wait()  # batches are not read equally fast
     num_passes = int(all_reduce_max(torch.tensor(len(pieces), device=batch.input_ids.device)))
     ids, mask = pieces[0]
     output = model(input_features=input_features, is_longer=is_longer, input_ids=ids, attention_mask=mask)

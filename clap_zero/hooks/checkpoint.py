@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from clap_zero.checkpoint.state import save
 from clap_zero.checkpoint.store import CheckpointStore
+from clap_zero.distributed import collectives
 from clap_zero.phases import phase
 from clap_zero.training.hooks import Hook
 from clap_zero.training.loop import Trainer
@@ -55,4 +56,5 @@ class CheckpointHook(Hook):
             self._last_saved = trainer.state.step
             if trainer.world.is_main:
                 self._store.prune(self._keep)
-        trainer.fire("on_checkpoint", path)
+            trainer.fire("on_checkpoint", path)
+            collectives.patient_wait()  # rank 0 has had more to do

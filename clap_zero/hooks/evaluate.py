@@ -61,15 +61,16 @@ class EvaluateHook(Hook):
         with phase("evaluation"):
             result = evaluate(trainer.engine.deepspeed, self._batches(), self._features, device=trainer.world.device)
             self._check(result, is_main=trainer.world.is_main)
-        self._last_step = trainer.state.step
-        if trainer.world.is_main:
-            try:
-                write_result(trainer.run_dir, trainer.state.step, result)
-                mark_best(trainer.run_dir)
-            except (OSError, CheckpointError) as error:
-                say(f"clap_zero: warning: the evaluation is not on record: {error}; training goes on")
-        counts = {"num_clips": result.num_clips, "num_captions": result.num_captions}
-        trainer.fire("on_evaluate", result.metrics | counts)
+            self._last_step = trainer.state.step
+            if trainer.world.is_main:
+                try:
+                    write_result(trainer.run_dir, trainer.state.step, result)
+                    mark_best(trainer.run_dir)
+                except (OSError, CheckpointError) as error:
+                    say(f"clap_zero: warning: the evaluation is not on record: {error}; training goes on")
+            counts = {"num_clips": result.num_clips, "num_captions": result.num_captions}
+            trainer.fire("on_evaluate", result.metrics | counts)
+            collectives.patient_wait()  # rank 0 has had more to do
 
     def _check(self, result: EvalResult, *, is_main: bool) -> None:
         """Raises DataError on all ranks where too many clips were unusable; a rank sees too few of them to judge."""

@@ -33,7 +33,7 @@ from clap_zero.distributed.world import (
 from clap_zero.errors import LaunchError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-POLL_S = 0.5
+POLL_S = 0.4
 STOP_GRACE_S = 30.0
 """How long a rank that a signal asked to stop may go on without its launcher: launchers kill after as much."""
 

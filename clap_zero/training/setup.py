@@ -23,6 +23,7 @@ from clap_zero.data.public import holds_secrets, public_config
 from clap_zero.data.skip_limit import SkipLimit
 from clap_zero.data.stored_kind import check_stored_kind
 from clap_zero.distributed import collectives
+from clap_zero.distributed.collectives import patient_wait
 from clap_zero.distributed.world import World, cores_per_rank, set_cpu_threads
 from clap_zero.hooks.checkpoint import CheckpointHook
 from clap_zero.hooks.console import ConsoleHook
@@ -89,6 +90,7 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
     if world.is_main and model.has_heads:
         say("LAION's MLP loss, because the weights hold its heads; --objective.mlp off leaves them out")
     enable_activation_checkpointing(model, resolved.config)
+    patient_wait()  # weights are not read equally fast
     engine = Engine(model, resolved=resolved, world=world)
     state = TrainState(step=0, epoch=0, offset=0, samples=0, world_size=world.size, stage=resolved.stage)
     if settled.resume_from is not None:
