@@ -15,11 +15,11 @@ import json
 import os
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from clap_zero.process_memory import resident_bytes
 from clap_zero.testing import run_distributed
 from clap_zero.training.engine import allocate_moments
 
@@ -27,16 +27,11 @@ from clap_zero.training.engine import allocate_moments
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048576", "MALLOC_ARENA_MAX": "2"}
 
 
-def rss_bytes() -> int:
-    """Resident memory of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 class PeakRss:
     """The largest RSS while it runs, sampled every few milliseconds, and the value at its start."""
 
     def __enter__(self) -> PeakRss:
-        self.start_bytes = self.peak_bytes = rss_bytes()
+        self.start_bytes = self.peak_bytes = resident_bytes()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
@@ -48,7 +43,7 @@ class PeakRss:
 
     def _sample(self) -> None:
         while not self._stop.wait(0.003):
-            self.peak_bytes = max(self.peak_bytes, rss_bytes())
+            self.peak_bytes = max(self.peak_bytes, resident_bytes())
 
 
 def measure(settings: dict[str, Any], checkpointing: bool) -> dict[str, float]:
@@ -60,7 +55,8 @@ def measure(settings: dict[str, Any], checkpointing: bool) -> dict[str, float]:
     from clap_zero.distributed.collectives import rank_and_size
     from clap_zero.model.activation import enable_activation_checkpointing
     from clap_zero.model.clap import build_model
-    from clap_zero.objective.gathered import contrastive_loss
+    from clap_zero.objective.autograd import contrastive_objective
+    from clap_zero.objective.config import ObjectiveConfig
 
     rank, world = rank_and_size()
     batch = settings["micro_batch"]
@@ -95,13 +91,14 @@ def measure(settings: dict[str, Any], checkpointing: bool) -> dict[str, float]:
         "is_longer": torch.zeros(batch, 1, dtype=torch.bool),
         "input_ids": torch.randint(3, 1000, (batch, settings["num_tokens"]), generator=random),
     }
-    before = rss_bytes()
+    before = resident_bytes()
     peaks = {"forward": 0, "backward": 0, "step": 0}
     started = time.perf_counter()
     for _ in range(settings["num_steps"]):
         with PeakRss() as memory:
             output = engine(**inputs)
-            loss = contrastive_loss(output.audio_embeds, output.text_embeds, output.logit_scale)
+            embeds = output.audio_embeds, output.text_embeds
+            loss, _ = contrastive_objective(*embeds, output.logit_scale, config=ObjectiveConfig(positives="off"))
         peaks["forward"] = max(peaks["forward"], memory.peak_bytes)
         with PeakRss() as memory:
             engine.backward(loss)

@@ -15,16 +15,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+
+from clap_zero.process_memory import forget_peak, peak_bytes, resident_bytes
 
 # Blocks of 1 MB and more come from mmap and go back at once.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048576", "MALLOC_ARENA_MAX": "1"}
@@ -89,13 +89,13 @@ def measure(kind: str, args: argparse.Namespace) -> dict[str, float]:
     ]
     objective = RunObjective(ObjectiveConfig(positives="soft"))
     passes = (CachedPasses if kind == "cached" else MicroPasses)(forward, objective=objective)
-    # A step of two micro batches' work before: what is made at first use is not what is compared.
+    # One micro batch forward and backward before: what is made at first use is not what is compared.
     output = forward.embed(batches[0], step=0, micro_index=0)
     output.audio_embeds.sum().backward()  # type: ignore[union-attr]
     engine.deepspeed.zero_grad()
     del output
     before = resident_bytes()
-    reset_peak()
+    forget_peak()
     started, cpu = time.perf_counter(), time.process_time()
     for step in range(1, args.steps + 1):
         given: Any = iter(batches)
@@ -107,20 +107,6 @@ def measure(kind: str, args: argparse.Namespace) -> dict[str, float]:
         "extra_bytes": peak_bytes() - before,
         "loss": loss,
     }
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def reset_peak() -> None:
-    """Linux: the peak of the resident set counts from here."""
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_bytes() -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
 
 
 def parse() -> argparse.Namespace:
@@ -148,10 +134,10 @@ def main() -> None:
         for kind in PATHS if number % 2 == 0 else reversed(PATHS):
             words = [sys.executable, __file__, *sys.argv[1:], "--kind", kind]
             variables = os.environ | (ALLOCATOR if args.trim else {})
-            done = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
+            done = subprocess.run(words, env=variables, stdout=subprocess.PIPE, text=True, check=False)
             lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
             if not lines:
-                sys.exit(done.stderr[-3000:])
+                sys.exit(f"the measurement of {kind} ended with {done.returncode}; what it said stands above")
             runs[kind].append(json.loads(lines[0].removeprefix("RESULT ")))
             print(kind, runs[kind][-1], flush=True)
     medians = {

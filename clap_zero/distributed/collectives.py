@@ -1,11 +1,7 @@
-"""Collectives over all ranks, with and without gradient. Without a process group (one process) all are identities.
+"""Collectives over all ranks, without gradient. Without a process group (one process) all are identities.
 
 The only user of torch.distributed's collectives. Every function here is collective: all ranks must call it, in the
 same order.
-
-Gradient convention. The global loss is the mean over ranks of each rank's share, and the data-parallel engine averages
-gradients over ranks. So autograd on a rank has to give the gradient of the SUM of all shares with respect to what the
-rank put in; that is what summing over ranks in the backward of a gather does.
 """
 
 from __future__ import annotations
@@ -167,32 +163,3 @@ class Board:
         """Takes texts and counters away."""
         for key in keys:
             self._store.delete_key(key)
-
-
-class _GatherWithGradient(torch.autograd.Function):
-    """Forward: concatenation over ranks. Backward: sum over ranks of the gradient, own rows."""
-
-    @staticmethod
-    def forward(ctx: Any, t: Tensor) -> Tensor:
-        ctx.num_rows = t.shape[0]
-        return all_gather(t)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        rank, _ = rank_and_size()
-        # One all-reduce and a slice instead of a reduce-scatter: gloo and NCCL both have it, and embeddings are small.
-        return all_reduce_sum(gradient)[rank * ctx.num_rows : (rank + 1) * ctx.num_rows]
-
-
-def all_gather_with_gradient(t: Tensor) -> Tensor:
-    """Concatenates the ranks' tensors in rank order, differentiably.
-
-    Args:
-        t: (b, ...), the same shape on all ranks.
-
-    Returns:
-        (world * b, ...); its backward gives each rank the sum over ranks of the gradient of its rows.
-
-    Collective in forward and backward: all ranks must call.
-    """
-    return t if rank_and_size()[1] == 1 else _GatherWithGradient.apply(t)

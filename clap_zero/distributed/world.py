@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import resource
 import socket
 import warnings
 from collections import Counter
@@ -20,6 +19,7 @@ import torch
 
 from clap_zero.distributed import collectives
 from clap_zero.errors import LaunchError, first_line
+from clap_zero.process_memory import peak_bytes
 
 
 _SLURM_COUNTS = "SLURM_STEP_TASKS_PER_NODE"
@@ -195,7 +195,7 @@ def memory_bytes(world: World) -> int:
 def peak_memory_bytes(device: torch.device) -> int:
     """The most memory that this rank has held so far: allocated on the device, or resident on a CPU rank."""
     if device.type == "cpu":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return peak_bytes()
     from deepspeed.accelerator import get_accelerator
 
     return int(get_accelerator().max_memory_allocated())

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-import resource
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clap_zero.objective.blocks import Problem, default_chunk
+from clap_zero.objective.blocks import Problem
+from clap_zero.objective.chunk import default_chunk
 from clap_zero.objective.chunked import Batch, local_gradients, objective_gradients
 from clap_zero.objective.config import ObjectiveConfig
-from clap_zero.objective.gathered import contrastive_loss
+from clap_zero.process_memory import forget_peak, peak_bytes, resident_bytes
 
 
 class Measured(NamedTuple):
@@ -50,6 +48,12 @@ def dense(audio: Tensor, text: Tensor, scale: Tensor) -> Tensor:
     logits = scale * audio @ text.t()
     labels = torch.arange(audio.shape[0], device=audio.device)
     return (F.cross_entropy(logits, labels) + F.cross_entropy(logits.t(), labels)) / 2
+
+
+def dense_twice(audio: Tensor, text: Tensor, scale: Tensor) -> Tensor:
+    """The usual dense form: a matrix of logits for each direction."""
+    labels = torch.arange(audio.shape[0], device=audio.device)
+    return (F.cross_entropy(scale * audio @ text.t(), labels) + F.cross_entropy(scale * text @ audio.t(), labels)) / 2
 
 
 def _with_autograd(
@@ -92,7 +96,7 @@ def _one_rank(num_pairs: int, width: int, num_ranks: int) -> Callable[[], Tensor
             others = embeddings(local, width, seed=rank) if rank < num_ranks - 1 else (audio, text)
             all_audio[here], all_text[here] = others
         batch = Batch(audio, text, all_audio, all_text, None, num_pairs - local)
-        problem = Problem(torch.tensor(1 / 0.07), None, ObjectiveConfig(), num_pairs, default_chunk(audio.device))
+        problem = Problem(torch.tensor(1 / 0.07), None, ObjectiveConfig(), num_pairs, default_chunk(audio.device.type))
         # The other ranks' statistics are of the size of its own.
         kept.append(local_gradients(batch, problem=problem, exchange=lambda own: own.repeat(num_ranks, 1)))
         return kept[-1].loss
@@ -106,7 +110,7 @@ def prepare(form: str, num_pairs: int, width: int, num_ranks: int = 1) -> Callab
         return _one_rank(num_pairs, width, num_ranks)
     if form in ("chunked", "sigmoid"):
         return _by_hand(ObjectiveConfig(loss="sigmoid" if form == "sigmoid" else "softmax"), num_pairs, width)
-    return _with_autograd({"dense": dense, "dense_twice": contrastive_loss}[form], num_pairs, width)
+    return _with_autograd({"dense": dense, "dense_twice": dense_twice}[form], num_pairs, width)
 
 
 def measure(form: str, num_pairs: int, width: int, num_ranks: int, threads: int) -> Measured:
@@ -122,29 +126,13 @@ def measure(form: str, num_pairs: int, width: int, num_ranks: int, threads: int)
     torch.set_num_threads(threads)
     prepare(form, 64 * num_ranks, width, num_ranks)()
     run = prepare(form, num_pairs, width, num_ranks)
-    _forget_peak()
-    before = _memory("VmRSS")
+    forget_peak()
+    before = resident_bytes()
     wall, cpu = time.perf_counter(), time.process_time()
     loss = float(run())
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    peak = _memory("VmHWM")
+    peak = peak_bytes()
     return Measured(wall, cpu, max(0, peak - before), peak, loss)
-
-
-def _forget_peak() -> None:
-    """Lets the kernel's peak of resident memory start anew (proc(5), clear_refs)."""
-    if sys.platform == "linux":
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _memory(name: str) -> int:
-    """Resident memory now (VmRSS) or at its peak (VmHWM), in bytes."""
-    status = Path("/proc/self/status")
-    if not status.exists():  # the peak since the start of the process; then the extra is a lower bound
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    line = next(line for line in status.read_text().splitlines() if line.startswith(name + ":"))
-    return int(line.split()[1]) * 1024
 
 
 def opposed_pairs(num_pairs: int, width: int) -> dict[str, float]:

@@ -16,8 +16,6 @@ NEAR = 50.0
 is below exp(-87 + 50) of the term that counts, also in float32."""
 NOTHING = -1e30
 """Stands for the largest logit where there is none: finite, so that its difference with -inf is one too."""
-CHUNK_ON_CPU, CHUNK_ELSEWHERE = 1024, 4096
-"""Edge of a block. On a CPU a block of 4 MiB stays in the cache; elsewhere fewer, larger kernels."""
 
 
 class Side(NamedTuple):
@@ -61,11 +59,6 @@ class Block(NamedTuple):
     def own(self, cells: Tensor) -> Tensor:
         """View of the pairs themselves in `cells`, (r, c)."""
         return cells.diagonal(self.shift)
-
-
-def default_chunk(device: torch.device) -> int:
-    """Edge of a block where nobody says another."""
-    return CHUNK_ON_CPU if device.type == "cpu" else CHUNK_ELSEWHERE
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from clap_zero.distributed.collectives import all_gather, rank_and_size
 from clap_zero.objective import sigmoid, softmax
-from clap_zero.objective.blocks import Problem, Side, default_chunk
+from clap_zero.objective.blocks import Problem, Side
+from clap_zero.objective.chunk import default_chunk
 from clap_zero.objective.config import ObjectiveConfig
 from clap_zero.objective.figures import ObjectiveFigures, longest_product
-from clap_zero.objective.groups import group_sizes
-from clap_zero.objective.lines import Lines
+from clap_zero.objective.lines import Lines, group_sizes
 from clap_zero.precision import exact_float32
 
 TIE_EPS = 16
@@ -105,8 +105,8 @@ def objective_gradients(
         text: (n, d), row i captions row i of `audio`.
         logit_scale: (), the factor on cosine similarities (not its logarithm).
         logit_bias: (), added to every logit; for the sigmoid loss and no other.
-        groups: (n,) int64, equal for pairs that share a caption, on all ranks (`group_ids`); needed unless
-            config.positives is off.
+        groups: (n,) int64, equal for pairs that share a caption, on all ranks (`data.captions.pair_id`); needed
+            unless config.positives is off.
         config: The objective.
         gather: Whether the pairs of all ranks are candidates; otherwise those of this rank.
         chunk: Edge of a block of the similarity matrix; None chooses one for the device.
@@ -143,7 +143,7 @@ def objective_gradients(
         bias=None if logit_bias is None else logit_bias.detach().to(dtype).reshape(()),
         config=config,
         num_pairs=batch.all_audio.shape[0],
-        chunk=chunk or default_chunk(audio.device),
+        chunk=chunk or default_chunk(audio.device.type),
     )
     return local_gradients(batch, problem=problem, exchange=exchange)
 

@@ -26,6 +26,12 @@ class Targets:
     every: Tensor | None
 
 
+def group_sizes(groups: Tensor) -> Tensor:
+    """How many pairs of the global batch have the group of each pair, itself included; (B,) int64, as `groups`."""
+    _, place, counts = torch.unique(groups, return_inverse=True, return_counts=True)
+    return counts[place]
+
+
 def targets(sizes: Tensor | None, *, problem: Problem, like: Tensor) -> Targets:
     """Targets of rows whose groups have `sizes` members ((k,) int64; None: one each); `like` gives dtype and device."""
     config, smoothing = problem.config, problem.config.label_smoothing

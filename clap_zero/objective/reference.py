@@ -12,29 +12,6 @@ from clap_zero.objective.config import ObjectiveConfig
 from clap_zero.objective.mlp import TwoHeads
 
 
-def contrastive_loss_reference(audio_embeds: Tensor, text_embeds: Tensor, logit_scale: Tensor) -> Tensor:
-    """Symmetric cross-entropy of a whole global batch: clip i belongs to caption i, all others are negatives.
-
-    Radford et al. 2021, "Learning Transferable Visual Models From Natural Language Supervision", figure 3, with audio
-    in the place of images; one scale in both directions, as in LAION's recipe.
-
-    Args:
-        audio_embeds: (B, d), L2-normalised.
-        text_embeds: (B, d), L2-normalised.
-        logit_scale: (), the factor on cosine similarities (not its logarithm).
-
-    Returns:
-        (), the mean over the B rows and both directions, in nats.
-    """
-    num_pairs = audio_embeds.shape[0]
-    total = audio_embeds.new_zeros(())
-    for i in range(num_pairs):
-        audio_to_text = logit_scale * torch.stack([audio_embeds[i] @ text_embeds[j] for j in range(num_pairs)])
-        text_to_audio = logit_scale * torch.stack([text_embeds[i] @ audio_embeds[j] for j in range(num_pairs)])
-        total = total - torch.log_softmax(audio_to_text, 0)[i] - torch.log_softmax(text_to_audio, 0)[i]
-    return total / (2 * num_pairs)
-
-
 def softmax_reference(
     audio_embeds: Tensor,
     text_embeds: Tensor,
@@ -44,6 +21,10 @@ def softmax_reference(
     config: ObjectiveConfig,
 ) -> Tensor:
     """Softmax objective of a whole global batch with every option, row by row; papers in `ObjectiveConfig`.
+
+    Without options it is the symmetric cross-entropy of Radford et al. 2021, "Learning Transferable Visual Models From
+    Natural Language Supervision", figure 3, with audio in the place of images; one scale in both directions, as in
+    LAION's recipe.
 
     Row i is soft cross-entropy between targets q_i and the softmax of its candidates, L_i = -sum_j q_ij log p_ij:
 

@@ -14,16 +14,14 @@ from typing import Any
 
 from clap_zero.config.batch import PROCESS_BYTES, activation_bytes
 from clap_zero.config.deepspeed import ResolvedDeepSpeed
-from clap_zero.config.ds_sections import lookup
+from clap_zero.config.ds_paths import lookup
 from clap_zero.config.preset import Preset
+from clap_zero.objective.chunk import default_chunk
 
 STATES = {"adagrad": 1, "lion": 1, "muon": 1, "musgd": 1, "sgd": 1, "rmsprop": 1, "asgd": 1, "adafactor": 0}
 """Numbers that an optimizer keeps for each parameter beside its fp32 copy, lower-case type -> count (0: far fewer);
 others keep Adam's two. SGD and RMSprop have one only with momentum: an upper bound."""
 ADAM_STATES = 2
-
-BLOCK_EDGE = {"cpu": 1024, "cuda": 4096}
-"""Edge of a block of the similarity matrix, which never exists as a whole."""
 
 ACCURACY = "within 30 % where it was measured"
 """What the sum was held against: see docs/configuration.md."""
@@ -193,7 +191,7 @@ def _contrast_bytes(resolved: ResolvedDeepSpeed, preset: Preset, *, device_type:
         whole = own
     elif negatives == "micro":
         whole //= resolved.accumulation
-    edge = BLOCK_EDGE.get(device_type, BLOCK_EDGE["cuda"])
+    edge = default_chunk(device_type)
     rows = 2 * (2 * whole + 2 * own) * preset.embedding_dim * 4
     return rows + 2 * min(edge, own) * min(edge, whole) * 4
 

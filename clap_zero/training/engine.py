@@ -44,8 +44,6 @@ class Engine:
                 model=model, model_parameters=groups, config=resolved.config, dist_init_required=False
             )
             allocate_moments(self.deepspeed)
-        self.device = world.device
-        self.stage = resolved.stage
         self.forward_timer = DeviceTimer(on_device=world.device.type == "cuda" and resolved.stage < 3)
         self._unmanaged_norm: float | None = None
         self._norm_is_ours = resolved.stage == 0 and resolved.precision == "fp32"

@@ -21,6 +21,7 @@ from clap_zero.training.engine import Engine
 from clap_zero.training.objective import RunObjective, joined
 from clap_zero.training.passes import CachedPasses, Forward, Inputs, MicroPasses
 from tests.distributed import zero_cases as zc
+from tests.worst import worst
 
 LOCAL = 4
 
@@ -297,7 +298,7 @@ def worst_gradient(outcome: Outcome, reference: Outcome) -> tuple[float, str]:
 
     # Without LAION's heads nothing depends on the second scale.
     names = [n for n, gradient in reference.gradients.items() if n != "logit_scale_t" or gradient.any()]
-    return max((error(name), name) for name in names)
+    return worst({name: error(name) for name in names})
 
 
 def parameter_distance(outcome: Outcome, reference: Outcome) -> float:

@@ -11,6 +11,7 @@ from transformers import ClapModel
 
 from clap_zero.checkpoint.export import export_run
 from clap_zero.testing import run_distributed
+from tests.distributed import zero_cases as zc
 from tests.unit.checkpoint.small_run import geometry
 
 
@@ -51,12 +52,10 @@ def inputs(step: int, rank: int) -> dict[str, torch.Tensor]:
 
 def train(engine: Any, start: int, steps: int) -> list[float]:
     from clap_zero.distributed.collectives import rank_and_size
-    from clap_zero.objective.gathered import contrastive_loss
 
     losses = []
     for step in range(start, start + steps):
-        output = engine(**inputs(step, rank_and_size()[0]))
-        loss = contrastive_loss(output.audio_embeds, output.text_embeds, output.logit_scale)
+        loss = zc.loss_of(engine(**inputs(step, rank_and_size()[0])))
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from clap_zero.distributed.collectives import all_gather, all_reduce_sum, rank_and_size
-from clap_zero.objective import gathered
+from clap_zero.distributed.collectives import all_reduce_sum, rank_and_size
+from clap_zero.objective import chunked
 from clap_zero.testing import run_distributed
 from tests.distributed import zero_cases as zc
+from tests.distributed.cached_cases import statistics, worst_gradient
 
 LOCAL = 4
 SHARES = {"none": (), "one": (1,), "some": (0, 2, 5), "all": tuple(range(8))}
@@ -57,10 +58,6 @@ def one_process(case: Case) -> Outcome:
     return Outcome(loss.item(), {n: p.grad for n, p in model.named_parameters()}, statistics(model))
 
 
-def statistics(model: torch.nn.Module) -> dict[str, Tensor]:
-    return {n: b.clone() for n, b in model.named_buffers() if "running" in n or "num_batches" in n}
-
-
 def on_a_rank(case: Case) -> Outcome:
     """This rank's part under DeepSpeed; gradients are the whole ones that DeepSpeed would step with."""
     from deepspeed.utils import safe_get_full_grad
@@ -76,16 +73,6 @@ def on_a_rank(case: Case) -> Outcome:
     outcome = Outcome(share.item(), gradients, statistics(engine.module))
     zc.finish(engine)
     return outcome
-
-
-def worst_gradient(outcome: Outcome, reference: Outcome) -> tuple[float, str]:
-    """The largest ||g - ref|| / max(||ref||, 1e-3 ||whole ref||) over parameters, and whose it is."""
-    assert outcome.gradients.keys() == reference.gradients.keys()
-    whole = torch.stack([g.norm() for g in reference.gradients.values()]).norm()
-    return max(
-        (float((outcome.gradients[n] - ref).norm() / max(ref.norm(), 1e-3 * whole)), n)
-        for n, ref in reference.gradients.items()
-    )
 
 
 def compare(case: Case) -> None:
@@ -175,19 +162,21 @@ def test_a_planted_factor_is_found(factor: float, weights: dict[bool, Path]) -> 
 
 
 def without_gradient_in_the_gather(case: Case) -> Outcome:
-    """A gather that lets only the own rows through, the classic mistake (gradients come out at 1/world)."""
+    """Other ranks' rows do not pull at this rank's embeddings, the classic mistake: a gather without gradient."""
+    original = chunked.all_gather
 
-    def own_rows_only(t: Tensor) -> Tensor:
-        rank, _ = rank_and_size()
-        rows = all_gather(t)
-        return torch.cat([rows[: rank * len(t)], t, rows[(rank + 1) * len(t) :]])
+    def own_pull_only(t: Tensor) -> Tensor:
+        rows = original(t)
+        if t.shape[1:] == (8,):  # what rows and columns pull, four numbers in each direction
+            mine = torch.arange(len(rows)) // len(t) == rank_and_size()[0]
+            rows = rows * mine[:, None]
+        return rows
 
-    original = gathered.all_gather_with_gradient
-    gathered.all_gather_with_gradient = own_rows_only
+    chunked.all_gather = own_pull_only
     try:
         return on_a_rank(case)
     finally:
-        gathered.all_gather_with_gradient = original
+        chunked.all_gather = original
 
 
 def test_a_gather_without_gradient_is_found(weights: dict[bool, Path]) -> None:

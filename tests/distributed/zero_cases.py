@@ -12,8 +12,8 @@ from torch import Tensor
 
 from clap_zero.model.clap import ClapForContrast, ContrastOutput, Parts, build_model
 from clap_zero.model.mlp_heads import MODULES, MlpHead
+from clap_zero.objective.autograd import contrastive_objective
 from clap_zero.objective.config import ObjectiveConfig
-from clap_zero.objective.gathered import contrastive_loss
 from clap_zero.training.objective import RunObjective
 
 CPU = torch.device("cpu")
@@ -116,7 +116,10 @@ def finish(engine: Any) -> None:
 
 
 def loss_of(output: ContrastOutput) -> Tensor:
-    return contrastive_loss(output.audio_embeds, output.text_embeds, output.logit_scale)
+    """This rank's share of the plain softmax objective, as the trainer takes it. Collective: all ranks must call."""
+    audio, text = output.audio_embeds, output.text_embeds
+    assert audio is not None and text is not None
+    return contrastive_objective(audio, text, output.logit_scale, config=ObjectiveConfig(positives="off"))[0]
 
 
 def save_weights(model: ClapForContrast, directory: Path) -> Path:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from clap_zero.objective.chunked import ObjectiveGradients, objective_gradients
 from clap_zero.objective.config import ObjectiveConfig
 from clap_zero.objective.reference import sigmoid_reference, softmax_reference
+from tests.worst import worst
 
 VARIANTS = {
     "softmax": ObjectiveConfig(),
@@ -89,9 +90,10 @@ def flat(result: ObjectiveGradients) -> list[Tensor]:
 
 def largest_error(ours: Sequence[Tensor], reference: Sequence[Tensor], *, floor: float = 1e-6) -> float:
     """The largest ||a - b|| / max(||b||, floor) over loss and gradients."""
-    errors = [
-        float((a.double() - b.double()).norm() / max(float(b.double().norm()), floor))
-        for a, b in zip(ours, reference, strict=True)
-    ]
-    # max() would drop a NaN that is not the first.
-    return float(torch.tensor(errors).max())
+    pairs = zip(ours, reference, strict=True)
+    return worst(
+        {
+            str(place): float((a.double() - b.double()).norm() / max(float(b.double().norm()), floor))
+            for place, (a, b) in enumerate(pairs)
+        }
+    )[0]

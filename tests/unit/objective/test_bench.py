@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from clap_zero.errors import ConfigError
 from clap_zero.objective.bench import add_bench_arguments, bench_from_args, in_fresh_process
-from clap_zero.objective.bench_case import opposed_pairs, prepare
+from clap_zero.objective.bench_case import embeddings, opposed_pairs, prepare
 
 
 def arguments(*tokens: str) -> argparse.Namespace:
@@ -29,7 +30,13 @@ def test_all_softmax_forms_measure_the_same_thing() -> None:
 
 
 def test_one_rank_has_its_part_of_the_whole() -> None:
-    assert prepare("rank", 96, 16, 4)().item() == pytest.approx(math.log(96), rel=0.5)
+    """The last 24 of 96 pairs against all of them."""
+    parts = [embeddings(24, 16, seed=seed) for seed in (0, 1, 2, 0)]  # its own are of seed 0, as its first peer's are
+    audio, text = (torch.cat(side) for side in zip(*parts, strict=True))
+    labels = torch.arange(72, 96)
+    pairs = ((audio, text), (text, audio))
+    expected = sum(F.cross_entropy(rows[72:] @ columns.t() / 0.07, labels) for rows, columns in pairs) / 2
+    assert prepare("rank", 96, 16, 4)().item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_opposite_directions_at_scale_100() -> None:

@@ -20,6 +20,7 @@ from tests.unit.objective.cases import VARIANTS, Case, chunked, flat, largest_er
 
 variants = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS.keys())
 SHARED = (0, 1, 0, 2, 3, 0, 3)
+PLAIN = VARIANTS["softmax"]
 
 
 @variants
@@ -81,13 +82,68 @@ def test_a_fixed_shift_would_underflow_there() -> None:
     assert not (logits - case.scale).exp().sum(1).log().isfinite().all()
 
 
+class Exponentials(TorchDispatchMode):
+    """Counts how many exponentials were taken."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function.overloadpacket in (torch.ops.aten.exp, torch.ops.aten.exp_):
+            self.count += result.numel()
+        return result
+
+
+def counted(case: Case, chunk: int) -> tuple[list[Tensor], float]:
+    """Loss and gradients, and exponentials for each cell of the similarity matrix; each of the two sweeps has some."""
+    with Exponentials() as mode:
+        result = flat(chunked(case, PLAIN, chunk=chunk))
+    return result, mode.count / len(case.audio) ** 2
+
+
 def test_one_and_two_exponentials_a_cell_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks whose lines have largest logits near each other take a short cut."""
     case = make_case(range(40), scale=20.0, width=16)
-    short = flat(chunked(case, ObjectiveConfig(), chunk=16))
-    for module in ("blocks", "softmax"):
-        monkeypatch.setattr(f"clap_zero.objective.{module}.NEAR", -1.0)
-    assert largest_error(flat(chunked(case, ObjectiveConfig(), chunk=16)), short) < 1e-13
+    short, few = counted(case, 16)
+    monkeypatch.setattr("clap_zero.objective.softmax.NEAR", -1.0)
+    long, many = counted(case, 16)
+    assert 2 <= few < 3 and many >= 4
+    assert largest_error(long, short) < 1e-13
+
+
+def far_apart() -> Case:
+    """40 pairs at scale 100: the largest logits of half of the lines are near 97, of the others near 52."""
+    case = make_case(range(40), scale=100.0, width=16)
+    axes = torch.eye(16, dtype=torch.float64)
+    other = 0.57 * axes[1] + 0.82 * axes[2]
+    centres = torch.stack([axes[0]] * 20 + [axes[1]] * 20), torch.stack([axes[0]] * 20 + [other] * 20)
+    audio, text = (F.normalize(c + 0.05 * t, dim=-1) for c, t in zip(centres, (case.audio, case.text), strict=True))
+    return case._replace(audio=audio, text=text)
+
+
+def test_one_exponential_is_right_where_lines_are_nearly_too_far_apart() -> None:
+    """45 nats below the block's largest logit, in float32, each row for itself."""
+    case = far_apart()
+    others = (100 * case.audio @ case.text.t()).fill_diagonal_(-torch.inf)
+    assert 43 < others.amax(1).max() - others.amax(1).min() < 49
+    single, exponentials = counted(case.to(torch.float32), 64)
+    assert exponentials < 3, "the short cut was not taken"
+    exact, plain = (dense(case.to(dtype)) for dtype in (torch.float64, torch.float32))
+    for ours, theirs, right in zip(single[1:3], plain[1:3], exact[1:3], strict=True):
+        # Only these rows' exponentials are small; their errors are those of the logits, which dense float32 has too.
+        error, usual = (((t - right).norm(dim=1) / right.norm(dim=1))[20:].max() for t in (ours, theirs))
+        assert error < 3 * usual < 2e-4
+    assert single[0] == pytest.approx(exact[0].item(), rel=1e-6)
+
+
+def dense(case: Case, smoothing: float = 0.0) -> list[Tensor]:
+    """Loss and gradients by torch, with the whole matrix."""
+    inputs = [t.clone().requires_grad_() for t in case[:3]]
+    logits = inputs[2] * inputs[0] @ inputs[1].t()
+    labels = torch.arange(len(case.audio))
+    losses = [F.cross_entropy(x, labels, label_smoothing=smoothing) for x in (logits, logits.t())]
+    loss = (losses[0] + losses[1]) / 2
+    return [loss.detach(), *torch.autograd.grad(loss, inputs)]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -95,20 +151,12 @@ def test_one_and_two_exponentials_a_cell_agree(monkeypatch: pytest.MonkeyPatch) 
 def test_equals_dense_autograd_in_float32(smoothing: float, scale: float) -> None:
     """Of 300 pairs in blocks of 128: no further from float64 than three times what dense float32 is."""
     case = make_case(range(300), scale=scale, width=64)
-
-    def dense(dtype: torch.dtype) -> list[Tensor]:
-        inputs = [t.requires_grad_() for t in case.to(dtype)[:3]]
-        logits = inputs[2] * inputs[0] @ inputs[1].t()
-        losses = [F.cross_entropy(x, torch.arange(300), label_smoothing=smoothing) for x in (logits, logits.t())]
-        loss = (losses[0] + losses[1]) / 2
-        return [loss.detach(), *torch.autograd.grad(loss, inputs)]
-
     config = ObjectiveConfig(label_smoothing=smoothing)
-    exact = dense(torch.float64)
+    exact = dense(case, smoothing)
     assert largest_error(flat(chunked(case, config, chunk=128)), exact) < 1e-11
     error = largest_error(flat(chunked(case.to(torch.float32), config, chunk=128)), exact)
     assert error < 1e-5
-    assert error < 3 * largest_error(dense(torch.float32), exact)
+    assert error < 3 * largest_error(dense(case.to(torch.float32), smoothing), exact)
 
 
 def test_well_separated_pairs_keep_their_small_gradients() -> None:
@@ -192,9 +240,11 @@ def _groups(case: Case, config: ObjectiveConfig) -> Tensor | None:
     return case.groups if config.uses_groups else None
 
 
-def test_default_chunk_is_used() -> None:
-    assert blocks.default_chunk(torch.device("cpu")) == 1024
-    assert blocks.default_chunk(torch.device("cuda")) == 4096
+def test_default_chunk_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clap_zero.objective.chunk.CHUNK_ON_CPU", 2)
+    with LargestTensor() as mode:
+        chunked(make_case(range(20), width=1), PLAIN)
+    assert mode.largest <= 20 * 8
 
 
 @pytest.mark.parametrize(
