@@ -133,13 +133,16 @@ def fault(name: str, cause: str, where: dict[str, str] | None = None, **others: 
 
 SILENT = r"not been heard of|no contact with|lost contact|is gone|died"
 DIED = r"killed|died|SIGKILL"
+KILLED = frozenset({5, 247})
+"""DeepSpeed's launch.py makes 247 of a killed rank, and pdsh gives the largest code."""
+
 RUN_DISK = {"makes": lambda cwd: {"shared_disks": {cwd / "run": FULL_DISK_BYTES}}}
 
 FAULTS = (
-    fault("one rank killed (SIGKILL)", DIED, inject=kill_rank),
-    fault("rank 0 killed (SIGKILL)", DIED, FIRST, inject=kill_first_rank),
+    fault("one rank killed (SIGKILL)", DIED, inject=kill_rank, codes=KILLED),
+    fault("rank 0 killed (SIGKILL)", DIED, FIRST, inject=kill_first_rank, codes=KILLED),
     fault("one of four ranks killed, three in a collective", DIED, {"host": r"\bnode2\b", "rank": r"\brank 2\b"},
-          inject=kill_rank, slots=2),
+          inject=kill_rank, codes=KILLED, slots=2),
     fault("launch.py of one host killed", r"launcher|died", inject=kill_launch_py),
     fault("`deepspeed` command killed", r"launcher|command|connection", {}, inject=kill_front, codes=frozenset({-9})),
     fault("cable of the second host pulled", SILENT, inject=lambda s: s.bed.link("node2", up=False)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 import subprocess
@@ -14,18 +15,30 @@ from pathlib import Path
 
 import psutil
 
-from clap_zero.data.embedded import embedded_sounds
+from clap_zero.data.embedded import sounds_directory
+from clap_zero.data.pack import PackOptions, pack
+from clap_zero.data.pack_sources import Columns
 from clap_zero.training.run_directory import read_jsonl
 from tests.hosts.bed import Bed, Host
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "clap_zero.train"
+NUM_PAIRS = 40
 ENV_FILE = "OMP_NUM_THREADS=1\nTOKENIZERS_PARALLELISM=false\nHF_HUB_OFFLINE=1\n"
 """What the ranks are to have on each host: the user's .deepspeed_env."""
 FLAGS = (
     *("--ds_config", str(ROOT / "ds_configs" / "zero2.json"), "--ds.bf16", "null"),
-    *("--train.micro_batch_size", "4", "--train.warmup_steps", "2", "--train.learning_rate", "1e-3"),
+    *(
+        "--train.micro_batch_size",
+        "4",
+        "--train.global_batch_size",
+        "8",
+        "--train.warmup_steps",
+        "2",
+        "--train.learning_rate",
+        "1e-3",
+    ),
     *("--train.schedule", "constant"),
     *("--wandb.mode", "disabled", "--data.workers", "1", "--run_dir", "run"),
 )
@@ -39,9 +52,17 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def data_flags(folder: Path) -> list[str]:
-    """The embedded sounds as shards below `folder`, packed at the first call."""
-    train, _ = embedded_sounds(folder)
-    return ["--data.train", str(train)]
+    """Flags for training on some of the embedded sounds, as shards below `folder`."""
+    sounds = sounds_directory()
+    with (sounds / "manifest.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["split"] == "train"][: 9 * NUM_PAIRS : 9]
+    with (folder / "manifest.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows({**row, "file": str(sounds / row["file"])} for row in rows)
+    columns = Columns(audio="file", split="split")
+    pack(PackOptions(folder / "out", manifest=folder / "manifest.csv", columns=columns, workers=1, progress=False))
+    return ["--data.train", str(folder / "out" / "train")]
 
 
 def deepspeed(hostfile: Path | None, *flags: str, options: Sequence[str] = ()) -> list[str]:

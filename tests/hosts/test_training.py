@@ -59,7 +59,8 @@ def test_two_hosts_over_pdsh_train_as_one_does_until_a_rank_is_killed(
     code = job.wait(timeout_s=10)
     assert_same(losses(cwd / "run"), alone, job.output)
     told = [line for line in job.output.splitlines() if "clap_zero" in line and "rank 1 on node2" in line]
-    assert code == 5 and any("died" in line for line in told), f"{code} after {seconds:.1f} s\n{job.output}"
+    # The larger of the hosts' codes: 5, or that of launch.py after a kill.
+    assert code in (5, 247) and any("died" in line for line in told), f"{code} after {seconds:.1f} s\n{job.output}"
 
 
 def command_of(launcher: str, bed: Bed, number: int) -> list[str]:
