@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from clap_zero.config.batch import Batch, fill_batch, largest_micro_batch
+from clap_zero.config.ds_contradictions import refuse_contradictions
+from clap_zero.config.ds_effects import settle_effects
 from clap_zero.config.ds_json import check_keys, load_ds_json
-from clap_zero.config.ds_optimizer import own, settle_optimizer, settle_scheduler
+from clap_zero.config.ds_optimizer import has_warmup, own, settle_optimizer, settle_scheduler
+from clap_zero.config.ds_paths import lookup
 from clap_zero.config.ds_sections import (
     auto_paths,
     fill_fixed_autos,
-    lookup,
     pass_on_defaults,
     refuse_autos,
     refuse_unfillable,
@@ -109,9 +111,10 @@ def resolve(
     assert world_size >= 1, "a world has at least one rank"
     config = check_keys(ds)
     before = recorded or {}
-    notes: list[str] = []
+    notes = settle_effects(config)
     refuse_unsupported(config)
     refuse_unfillable(config)
+    refuse_contradictions(config, run, world_size=world_size)
     stage = settle_zero(config, device_type=machine.device_type)
     precision = settle_precision(
         config, recorded=before, device_type=machine.device_type, precisions=machine.precisions
@@ -220,7 +223,7 @@ def _in_force(config: Mapping[str, Any], run: RunConfig, *, warmup_steps: int) -
     numbers = {
         "learning_rate": float(config["optimizer"]["params"]["lr"]),
         "weight_decay": float(config["optimizer"]["params"]["weight_decay"]),
-        "warmup_steps": warmup_steps if scheduled is None else scheduled,
+        "warmup_steps": (warmup_steps if has_warmup(config) else 0) if scheduled is None else scheduled,
     }
     if run.train.min_learning_rate > numbers["learning_rate"]:
         raise ConfigError(
@@ -236,6 +239,8 @@ def _summary(config: Mapping[str, Any], *, stage: int, precision: str, checkpoin
         device = lookup(config, f"zero_optimization.{name}.device")
         if device not in (None, "none"):
             parts.append(f"{what} offloaded to {device}")
+    if lookup(config, "torch_autocast.enabled"):
+        parts.append(f"torch.autocast to {lookup(config, 'torch_autocast.dtype') or 'its own low precision'}")
     clipping = config["gradient_clipping"]
     parts.append(f"gradients clipped at norm {clipping:g}" if clipping else "no clipping")
     return ", ".join(parts)

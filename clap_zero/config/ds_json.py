@@ -11,7 +11,9 @@ from typing import Any
 
 import hjson
 
-from clap_zero.config.ds_keys import ANY, BOOL, FLOAT, INT, LIST, REMOVED, STR, all_paths, table_at
+from clap_zero.config.ds_effects import of_other_stages
+from clap_zero.config.ds_keys import ANY, BOOL, FLOAT, INT, LIST, OLD_NAMES, REMOVED, STR, all_paths, table_at
+from clap_zero.config.ds_paths import assign, lookup
 from clap_zero.config.values import nearest, shown
 from clap_zero.errors import ConfigError
 
@@ -53,6 +55,8 @@ def load_ds_json(path: str, overrides: Mapping[str, Any] | None = None) -> dict[
             raise ConfigError(f"{path}:{line}: {name} was already given on line {lines[name]}: keep one of them")
         lines[name] = line
     overrides = dict(overrides or {})
+    if "zero_optimization.stage" in overrides:
+        _leave_out_other_stages(ds, overrides["zero_optimization.stage"])
     for name, value in overrides.items():
         _override(ds, name, value)
 
@@ -62,6 +66,14 @@ def load_ds_json(path: str, overrides: Mapping[str, Any] | None = None) -> dict[
         return f"{path}:{lines[name]}: " if name in lines else f"{path}: "
 
     return check_keys(ds, where=where)
+
+
+def _leave_out_other_stages(ds: dict[str, Any], stage: Any) -> None:
+    """`--ds.zero_optimization.stage N` means the file at another stage: what acts at its own only goes with it."""
+    zero = ds.get("zero_optimization")
+    if isinstance(zero, dict) and stage != zero.get("stage"):
+        for name in of_other_stages(zero, stage):
+            del zero[name]
 
 
 def _override(ds: dict[str, Any], path: str, value: Any) -> None:
@@ -114,10 +126,32 @@ def check_keys(ds: Mapping[str, Any], *, where: Where = lambda _: "") -> dict[st
         ConfigError: every fault that was found, one line each.
     """
     faults: list[str] = []
-    checked = _checked_section(copy.deepcopy(dict(ds)), "", ds, where, faults)
+    renamed = copy.deepcopy(dict(ds))
+    for old, (new, stands_for) in OLD_NAMES.items():
+        _rename(renamed, old, new, stands_for, where, faults)
+    checked = _checked_section(renamed, "", renamed, where, faults)
     if faults:
         raise ConfigError("\n".join(faults))
     return checked
+
+
+def _rename(ds: dict[str, Any], old: str, new: str, stands_for: Any, where: Where, faults: list[str]) -> None:
+    """Writes a key that DeepSpeed still takes under an old name as the new one."""
+    value = lookup(ds, old)
+    if value is None:
+        return
+    section, _, leaf = old.rpartition(".")
+    del (lookup(ds, section) if section else ds)[leaf]
+    if lookup(ds, new) is not None:
+        faults.append(
+            f"{where(old)}{old} {shown(value)} and {new} {shown(lookup(ds, new))} are one setting: keep {new}"
+        )
+    elif stands_for is None:
+        assign(ds, new, value)
+    elif value is True:
+        assign(ds, new, dict(stands_for))
+    elif value is not False:
+        faults.append(f"{where(old)}{old} is {shown(value)}, {BOOL} is needed")
 
 
 def _checked_section(

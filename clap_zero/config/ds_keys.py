@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-INT, FLOAT, BOOL, STR, LIST = "a whole number", "a number", "true or false", "a text", "a list"
-ANY = "anything"
-"""A key or section that is passed on untouched."""
+from clap_zero.config.ds_side_keys import ANY, BOOL, FLOAT, INT, LIST, SIDE_KEYS, STR
+
+__all__ = ["ANY", "BOOL", "FLOAT", "INT", "KEYS", "LIST", "REMOVED", "STR", "all_paths", "table_at"]
 
 _OFFLOAD = {"device": STR, "nvme_path": STR, "buffer_count": INT, "pin_memory": BOOL}
 
@@ -90,6 +90,20 @@ SCHEDULER_PARAMS: dict[str, dict[str, str]] = {
     "WarmupLR": {**_WARMUP, "warmup_min_lr": FLOAT, "warmup_max_lr": FLOAT},
     "WarmupDecayLR": {**_WARMUP, "warmup_min_lr": FLOAT, "warmup_max_lr": FLOAT, "total_num_steps": INT},
     "WarmupCosineLR": {**_WARMUP, "warmup_min_ratio": FLOAT, "cos_min_ratio": FLOAT, "total_num_steps": INT},
+    "OneCycle": {
+        **dict.fromkeys(("cycle_first_step_size", "cycle_second_step_size", "decay_step_size"), INT),
+        **dict.fromkeys(("cycle_first_stair_count", "cycle_second_stair_count", "last_batch_iteration"), INT),
+        **dict.fromkeys(("cycle_min_lr", "cycle_max_lr", "decay_lr_rate"), FLOAT),
+        **dict.fromkeys(("cycle_min_mom", "cycle_max_mom", "decay_mom_rate"), FLOAT),
+        "cycle_momentum": BOOL,
+    },
+    "LRRangeTest": {
+        "lr_range_test_min_lr": FLOAT,
+        "lr_range_test_step_size": INT,
+        "lr_range_test_step_rate": FLOAT,
+        "lr_range_test_staircase": BOOL,
+        "last_batch_iteration": INT,
+    },
 }
 """`scheduler.params` by type; those of other schedulers are passed on."""
 
@@ -157,19 +171,12 @@ KEYS: dict[str, Any] = {
     "data_parallel_size": INT,
     "vocabulary_size": INT,
     "log_level": ANY,
-    **dict.fromkeys(
-        (
-            *("tensorboard", "wandb", "csv_monitor", "comet", "flops_profiler", "comms_logger", "timers", "autotuning"),
-            *("aio", "compile", "pipeline", "hybrid_engine", "data_efficiency", "weight_quantization"),
-            *("tensor_parallel", "expert_parallel", "datastates_ckpt"),
-        ),
-        ANY,
-    ),
+    **SIDE_KEYS,
 }
 
 REMOVED: dict[str, str] = {
+    "aio.thread_count": "DeepSpeed calls it intra_op_parallelism now and passes the old name over",
     "amp": 'Apex is gone from DeepSpeed: use "bf16", "fp16" or "torch_autocast"',
-    "bfloat16": 'the key is called "bf16"',
     "compression_training": "DeepSpeed removed its compression library in 0.19.7: delete the section",
     "curriculum_learning": "DeepSpeed removed it in 0.19.8: delete the section",
     "eigenvalue": "DeepSpeed removed it with quantize_training: delete the section",
@@ -183,13 +190,21 @@ REMOVED: dict[str, str] = {
     "zero_optimization.mics_shard_size": "DeepSpeed removed MiCS in 0.19.7: use zero_hpz_partition_size",
     "zero_optimization.mics_hierarchical_params_gather": "DeepSpeed removed MiCS in 0.19.7: delete the key",
     "zero_optimization.zeropp_loco_param": "DeepSpeed removed LoCo: delete the key",
-    "zero_optimization.cpu_offload": 'write "offload_optimizer": {"device": "cpu"}',
-    "zero_optimization.cpu_offload_param": 'write "offload_param": {"device": "cpu"}',
     "zero_optimization.cpu_offload_use_pin_memory": 'write "pin_memory" into the offload section',
-    "zero_optimization.stage3_gather_fp16_weights_on_model_save": "use stage3_gather_16bit_weights_on_model_save",
     "optimizer.params.max_grad_norm": 'write "gradient_clipping" at the top level',
 }
 """Keys that DeepSpeed refuses or will refuse, with the way out."""
+
+OLD_NAMES: dict[str, tuple[str, Any]] = {
+    "bfloat16": ("bf16", None),
+    "zero_optimization.cpu_offload": ("zero_optimization.offload_optimizer", {"device": "cpu"}),
+    "zero_optimization.cpu_offload_param": ("zero_optimization.offload_param", {"device": "cpu"}),
+    "zero_optimization.stage3_gather_fp16_weights_on_model_save": (
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+        None,
+    ),
+}
+"""Keys that DeepSpeed still takes under an old name -> the new one, and what true stands for there (None: itself)."""
 
 OPTIMIZERS = {
     **dict.fromkeys(("adam", "adamw", "adagrad", "lion", "muon"), True),

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from clap_zero.config.ds_keys import OPTIMIZERS, REMOVED_OPTIMIZERS, SCHEDULER_PARAMS
+from clap_zero.config.ds_paths import lookup
 from clap_zero.config.schema import RunConfig
 from clap_zero.config.values import nearest, shown
 from clap_zero.errors import ConfigError
@@ -22,6 +23,7 @@ def settle_optimizer(
     kind = section.setdefault("type", "AdamW")
     _check_optimizer_type(ds, kind, stage=stage)
     params = section.setdefault("params", {})
+    _take_peak(ds, params, run, explicit=explicit)
     for name, value in (("lr", run.train.learning_rate), ("weight_decay", run.train.weight_decay)):
         key = "train.learning_rate" if name == "lr" else "train.weight_decay"
         own(params, name, path=f"optimizer.params.{name}", value=value, key=key, explicit=explicit)
@@ -38,6 +40,26 @@ def settle_optimizer(
     if device_type == "cpu":
         ds.setdefault("zero_force_ds_cpu_optimizer", False)
     _check_optimizer_numbers(params)
+
+
+PEAK_OF = {"WarmupLR": "warmup_max_lr", "WarmupDecayLR": "warmup_max_lr", "OneCycle": "cycle_max_lr"}
+"""Schedules that set the learning rate whatever the optimizer's is -> the parameter that holds their highest."""
+
+
+def _take_peak(ds: Mapping[str, Any], params: dict[str, Any], run: RunConfig, *, explicit: Collection[str]) -> None:
+    """The optimizer's rate is that of the schedule where the schedule decides it."""
+    name = PEAK_OF.get(str(lookup(ds, "scheduler.type")))
+    peak = lookup(ds, f"scheduler.params.{name}")
+    if name is None or not _is_number(peak):
+        return
+    path, given = f"scheduler.params.{name}", params.get("lr", "auto")
+    if given not in ("auto", peak):
+        raise ConfigError(
+            f"optimizer.params.lr {shown(given)} and {path} {shown(peak)} contradict each other, and the schedule's "
+            'would be used: set one of them to "auto", or both to the same'
+        )
+    own({name: peak}, name, path=path, value=run.train.learning_rate, key="train.learning_rate", explicit=explicit)
+    params["lr"] = peak
 
 
 def _check_optimizer_type(ds: Mapping[str, Any], kind: str, *, stage: int) -> None:
@@ -88,6 +110,7 @@ def settle_scheduler(
     kind = section.get("type")
     if kind is None:
         raise ConfigError("scheduler.type is missing: name one, such as WarmupCosineLR, or remove the section")
+    _refuse_overruled(ds, run, kind, explicit=explicit)
     table = SCHEDULER_PARAMS.get(kind)
     if table is None:
         match = {name.lower(): name for name in SCHEDULER_PARAMS}.get(str(kind).lower()) or nearest(
@@ -99,6 +122,13 @@ def settle_scheduler(
         return
     params = section.setdefault("params", {})
     lr = ds["optimizer"]["params"]["lr"]
+    if params.get("cycle_max_lr") == "auto":
+        params["cycle_max_lr"] = lr
+    if "warmup_num_steps" not in table:
+        missing = [name for name in ("cycle_min_lr", "cycle_max_lr") if name in table and name not in params]
+        if missing:
+            raise ConfigError(f"scheduler.params.{missing[0]} is missing: scheduler.type {kind} needs it")
+        return
     path, key = "scheduler.params.warmup_num_steps", "train.warmup_steps"
     own(params, "warmup_num_steps", path=path, value=max(1, warmup_steps), key=key, explicit=explicit)
     if total_steps is not None and "total_num_steps" in table and params.get("total_num_steps", "auto") == "auto":
@@ -128,3 +158,24 @@ def own(section: dict[str, Any], name: str, *, path: str, value: Any, key: str, 
             f"{path} is {shown(present)} in the DeepSpeed JSON and {key} is {shown(value)} in the run config: "
             f"make them equal, leave --{key} away, or let the run config decide with --ds.{path} auto"
         )
+
+
+def has_warmup(ds: Mapping[str, Any]) -> bool:
+    """Whether train.warmup_steps acts: in our own schedule and in DeepSpeed's that are named after it."""
+    kind = lookup(ds, "scheduler.type")
+    return kind is None or "warmup_num_steps" in SCHEDULER_PARAMS.get(str(kind), {})
+
+
+def _refuse_overruled(ds: Mapping[str, Any], run: RunConfig, kind: str, *, explicit: Collection[str]) -> None:
+    """Keys of the run config that a schedule in the JSON leaves without effect."""
+    train = run.train
+    for key, value, acts in (
+        ("train.schedule", train.schedule, train.schedule == "cosine"),
+        ("train.min_learning_rate", train.min_learning_rate, kind == "WarmupCosineLR" or not train.min_learning_rate),
+        ("train.warmup_steps", train.warmup_steps, has_warmup(ds) or not train.warmup_steps),
+    ):
+        if key in explicit and not acts:
+            raise ConfigError(
+                f"{key} {value} does nothing beside scheduler.type {kind} of the DeepSpeed JSON: leave it out, or "
+                "remove the JSON's scheduler (--ds.scheduler null)"
+            )

@@ -13,6 +13,7 @@ from clap_zero.config.ds_keys import (
     KEYS,
     MEANT_AUTO,
 )
+from clap_zero.config.ds_paths import assign, lookup
 from clap_zero.config.values import shown
 from clap_zero.errors import ConfigError
 
@@ -61,22 +62,10 @@ FILLED_BY_RULE = (
 )
 """Paths whose "auto" the functions below or batch.py fill; those of `params` are left to ds_optimizer.py."""
 
+PRINTING = ("wall_clock_breakdown", "memory_breakdown", "dump_state", "comms_logger.verbose")
+"""Keys that make DeepSpeed print, through its logger."""
+
 OFFLOAD_DEVICES = ("none", "cpu", "nvme")
-
-
-def lookup(ds: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path, None where there is none."""
-    node: Any = ds
-    for name in path.split("."):
-        node = node.get(name) if isinstance(node, Mapping) else None
-    return node
-
-
-def assign(ds: dict[str, Any], path: str, value: Any) -> None:
-    *sections, leaf = path.split(".")
-    for name in sections:
-        ds = ds.setdefault(name, {})
-    ds[leaf] = value
 
 
 def auto_paths(ds: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -240,14 +229,14 @@ def settle_activation_checkpointing(ds: dict[str, Any], *, device_type: str, not
     if section.get("cpu_checkpointing") is True and device_type == "cpu":
         section["cpu_checkpointing"] = False
         notes.append("activation_checkpointing.cpu_checkpointing is left off: the activations are in CPU memory anyway")
-    if section.get("partition_activations") is True:
-        notes.append("activation_checkpointing.partition_activations acts across tensor-parallel ranks: here are none")
     return True
 
 
 def pass_on_defaults(ds: dict[str, Any]) -> None:
     """Defaults that moved between DeepSpeed versions, or cost time for nothing, written out."""
     ds.setdefault("gradient_clipping", 1.0)
+    if any(lookup(ds, path) for path in PRINTING):
+        ds.setdefault("log_level", "info")  # DeepSpeed prints them at this level, and the trainer keeps it quieter
     ds.setdefault("timers", {"throughput": {"enabled": False, "synchronized": False}})
     clipping = ds["gradient_clipping"]
     if clipping != "auto" and clipping < 0:

@@ -160,9 +160,9 @@ def test_all_faults_are_listed(tmp_path: Path) -> None:
 
 def test_sections_for_monitors_pass_untouched() -> None:
     ds = {
-        "wandb": {"enabled": "auto", "team": 5, "new_key": [1]},
-        "flops_profiler": {"enabled": True, "profile_step": 1.5},
-        "tensorboard": {"x": None},
+        "wandb": {"enabled": False, "team": "t"},
+        "flops_profiler": {"enabled": True, "profile_step": 5, "output_file": "flops.txt"},
+        "tensorboard": {"enabled": True, "output_path": "logs", "job_name": "clap"},
         "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9, "nesterov": True}},
     }
     assert check_keys(ds) == ds
@@ -177,14 +177,14 @@ def test_overrides_set_remove_and_are_named(tmp_path: Path) -> None:
             "bf16": None,
             "optimizer.params.eps": 1e-4,
             "fp16.enabled": True,
-            "wandb.x.y": 1,
+            "autotuning.x.y": 1,
         },
     )
     assert ds["zero_optimization"]["stage"] == 3
     assert "bf16" not in ds
     assert ds["optimizer"]["params"]["eps"] == 1e-4
     assert ds["fp16"] == {"enabled": True}
-    assert ds["wandb"] == {"x": {"y": 1}}
+    assert ds["autotuning"] == {"x": {"y": 1}}
     assert load_ds_json(path, {"scheduler": None, "fp16.loss_scale": None}) == load_ds_json(path)
     assert "--ds.stage: unknown key stage: did you mean" in refusal(path, {"stage": 3})
     assert "--ds.gradient_clippng" in refusal(path, {"gradient_clippng": None})
