@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +16,13 @@ from typing import Any
 from clap_zero.preflight.findings import Finding
 from clap_zero.preflight.gpus import check_gpus, find_gpus
 from clap_zero.preflight.machine import check_build_locks, check_limits, facts_here, visible_devices
-from clap_zero.preflight.space import check_directory, check_shared_memory, nearest_directory, sees_mark
+from clap_zero.preflight.space import (
+    check_directory,
+    check_shared_memory,
+    check_temporary,
+    nearest_directory,
+    sees_mark,
+)
 from clap_zero.preflight.versions import known_bad
 
 PREFIX = "clap_zero-node "
@@ -66,10 +71,7 @@ def examine(request: Request) -> Answer:
     findings += [*known_bad(facts.versions), *check_gpus(gpus), *_check_slots(request.slots, len(gpus))]
     findings += [*check_limits(), *check_shared_memory(), *check_build_locks()]
     findings += [*_check_run_directory(request), *check_files(request.files)]
-    temporary = Path(tempfile.gettempdir())
-    if temporary != Path(request.directory):
-        findings += check_directory(temporary, what="the directory for temporary files", warn=False)
-    findings += [*_check_port(request.port), *_check_contact(request.contact)]
+    findings += [*check_temporary(), *_check_port(request.port), *_check_contact(request.contact)]
     return Answer(facts.as_dict(), findings)
 
 

@@ -22,7 +22,7 @@ from clap_zero.preflight.findings import Finding, errors_of, notes_of
 from clap_zero.preflight.links import Link, measure_link
 from clap_zero.preflight.machine import Facts, check_build_locks, check_limits, facts_here
 from clap_zero.preflight.shared import raise_together, rank_name
-from clap_zero.preflight.space import check_shared_memory, told_bytes
+from clap_zero.preflight.space import check_shared_memory, check_temporary, told_bytes
 from clap_zero.preflight.table import ranges, table, told_rate
 from clap_zero.preflight.versions import known_bad
 
@@ -72,7 +72,7 @@ def check_ranks(world: World) -> list[str]:
     # Once a host: all its ranks would see the same.
     findings = [*check_limits(), *_check_device(world)]
     if world.local_rank == 0:
-        findings += [*known_bad(facts.versions), *check_shared_memory(), *check_build_locks()]
+        findings += [*known_bad(facts.versions), *check_shared_memory(), *check_build_locks(), *check_temporary()]
     threads = set_cpu_threads(world)
     collectives.barrier()
     report = RankReport(

@@ -105,7 +105,7 @@ def _why_not(host: str, done: subprocess.CompletedProcess[str], *, way: Way, exp
     said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     last = said[-1] if said else "no reason given"
     python = f"Python {expected.python} with clap_zero at {way.python}, as on {expected.host}"
-    if done.returncode == _SSH_FAILED:
+    if done.returncode == _SSH_FAILED and _is_shut(host, way):
         return f"ssh does not get in: {last}; expected: a login without a password or a question (ssh {host} true)"
     if any("cd:" in line for line in said):
         return f"there is no {way.directory}; expected: the same checkout under the same path on all nodes"
@@ -117,6 +117,14 @@ def _why_not(host: str, done: subprocess.CompletedProcess[str], *, way: Way, exp
     if "No module named" in last:
         return f"{way.python} ({there or 'version unknown'}) has no clap_zero: {last}; expected: {python}"
     return f"{way.python} -m clap_zero.preflight.node fails with {done.returncode}: {last[:200]}; expected: {python}"
+
+
+def _is_shut(host: str, way: Way) -> bool:
+    """Whether ssh does not get in; it gives the same code for a program that a signal ended there."""
+    try:
+        return _ssh(host, ["true"], way=way, text="").returncode == _SSH_FAILED
+    except (OSError, subprocess.TimeoutExpired):
+        return True
 
 
 def _python_there(host: str, way: Way) -> str | None:

@@ -25,7 +25,7 @@ def test_version_and_help_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
 
 
-@pytest.mark.parametrize("command", ["pack", "check", "train", "eval", "export", "check-config", "bench"])
+@pytest.mark.parametrize("command", ["pack", "check", "train", "eval", "export", "check-config", "doctor", "bench"])
 def test_every_command_has_help(command: str) -> None:
     """In a process of its own: a training ends its process."""
     script = "import sys; from clap_zero.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -47,6 +47,9 @@ def test_every_command_has_help(command: str) -> None:
         (["pack"], "required"),
         (["check-config", "--ds_config", ZERO2, "--world-size", "0"], "--world-size 0"),
         (["check-config", "--world-size"], "needs a value"),
+        (["doctor", "--ranks"], "--ranks needs a value"),
+        (["doctor", "--ranks", "two"], "--ranks two: a whole number"),
+        (["doctor", "--host_file", "x"], "--host_file"),
         (["check-config", "--device", "gpu", "--ds_config", ZERO2], "cpu and cuda are possible"),
         (["check-config", "--memory-gb", "x", "--ds_config", ZERO2], "--memory-gb x"),
         (["check-config", "--ds_config", ZERO2, "--train.max_stepz", "1"], "did you mean --train.max_steps?"),

@@ -132,6 +132,7 @@ def test_every_layer_names_modules_that_exist() -> None:
         ("import clap_zero", ("torch", "deepspeed", "transformers", "numpy")),
         ("import clap_zero.train", ("torch", "deepspeed", "transformers")),
         ("import clap_zero.cli", ("torch", "deepspeed", "transformers")),
+        ("import clap_zero.preflight.node, clap_zero.preflight.doctor", ("torch", "deepspeed", "numpy", "pydantic")),
         ("import clap_zero.errors, clap_zero.config.schema", ("torch", "deepspeed", "transformers")),
         ("import clap_zero.audio.features, clap_zero.data.loader", ("deepspeed", "transformers", "wandb")),
     ],
