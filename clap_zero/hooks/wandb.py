@@ -17,6 +17,9 @@ from clap_zero.training.step import StepResult
 
 CLOSE_TIMEOUT_S = 30.0
 
+HOLD_S = 20.0
+"""How long W&B waits for the first step: importing it takes a second of computing from whatever comes before that."""
+
 
 class WandbHook(Hook):
     """One W&B run per job, whatever the number of ranks and restarts. Rank 0 only.
@@ -54,6 +57,7 @@ class WandbHook(Hook):
         self._hide_command = hide_command
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._failed = threading.Event()
+        self._may_begin = threading.Event()
         self._thread: threading.Thread | None = None
 
     def on_start(self, trainer: Trainer) -> None:
@@ -62,6 +66,7 @@ class WandbHook(Hook):
             self._thread.start()
 
     def on_step(self, trainer: Trainer, result: StepResult) -> None:
+        self._may_begin.set()
         line = step_line(result, attempt=self._attempt)
         self._put({"step": result.step} | {f"train/{k}": v for k, v in line.items() if k != "step" and v is not None})
 
@@ -72,6 +77,7 @@ class WandbHook(Hook):
     def on_close(self, trainer: Trainer) -> None:
         if self._thread is None:
             return
+        self._may_begin.set()
         self._queue.put(None)
         self._thread.join(CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
@@ -82,6 +88,7 @@ class WandbHook(Hook):
             self._queue.put(line)
 
     def _work(self) -> None:
+        self._may_begin.wait(HOLD_S)
         # W&B raises many kinds of errors, its own and those of its network and disk libraries; none may end training.
         try:
             self._log_all()
