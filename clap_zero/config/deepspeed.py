@@ -111,10 +111,7 @@ def resolve(
     assert world_size >= 1, "a world has at least one rank"
     config = check_keys(ds)
     before = recorded or {}
-    notes = settle_effects(config)
-    refuse_unsupported(config)
-    refuse_unfillable(config)
-    refuse_contradictions(config, run, world_size=world_size)
+    notes = _refuse_together(config, run, world_size=world_size)
     stage = settle_zero(config, device_type=machine.device_type)
     precision = settle_precision(
         config, recorded=before, device_type=machine.device_type, precisions=machine.precisions
@@ -124,7 +121,9 @@ def resolve(
     settle_optimizer(config, run, explicit=explicit, device_type=machine.device_type, stage=stage)
     why = _settle_batch(config, run, before=before, world_size=world_size, machine=machine, checkpointing=checkpointing)
     total_steps = _total_steps(run, num_samples=machine.num_samples, global_batch=config[BATCH_KEYS[2]])
-    warmup_steps = _warmup_steps(run, total_steps=total_steps, explicit=explicit, notes=notes)
+    warmup_steps = _warmup_steps(
+        run, total_steps=total_steps, explicit=explicit, notes=notes if _warmup_is_ours(config) else []
+    )
     settle_scheduler(config, run, explicit=explicit, warmup_steps=warmup_steps, total_steps=total_steps)
     pass_on_defaults(config)
     refuse_autos(list(auto_paths(config)))
@@ -140,6 +139,25 @@ def resolve(
         total_steps=total_steps,
         explanation=[*why, _summary(config, stage=stage, precision=precision, checkpointing=checkpointing), *notes],
     )
+
+
+def _refuse_together(config: dict[str, Any], run: RunConfig, *, world_size: int) -> list[str]:
+    """All that can be told from what was written, in one error; returns lines for the user."""
+    notes: list[str] = []
+    faults: list[str] = []
+    for check in (
+        lambda: notes.extend(settle_effects(config)),
+        lambda: refuse_unsupported(config),
+        lambda: refuse_unfillable(config),
+        lambda: refuse_contradictions(config, run, world_size=world_size),
+    ):
+        try:
+            check()
+        except ConfigError as error:
+            faults.append(str(error))
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return notes
 
 
 def _settle_batch(
@@ -203,6 +221,11 @@ def _total_steps(run: RunConfig, *, num_samples: int, global_batch: int) -> int 
     return max(1, round(run.train.epochs * (num_samples // global_batch)))
 
 
+def _warmup_is_ours(config: Mapping[str, Any]) -> bool:
+    """Whether train.warmup_steps decides the warm-up, and not the JSON's scheduler."""
+    return has_warmup(config) and lookup(config, "scheduler.params.warmup_num_steps") in (None, "auto")
+
+
 def _warmup_steps(run: RunConfig, *, total_steps: int | None, explicit: Collection[str], notes: list[str]) -> int:
     """A preset's warm-up is meant for its own length: on a short run it must not eat the run."""
     asked = run.train.warmup_steps
@@ -223,7 +246,7 @@ def _in_force(config: Mapping[str, Any], run: RunConfig, *, warmup_steps: int) -
     numbers = {
         "learning_rate": float(config["optimizer"]["params"]["lr"]),
         "weight_decay": float(config["optimizer"]["params"]["weight_decay"]),
-        "warmup_steps": (warmup_steps if has_warmup(config) else 0) if scheduled is None else scheduled,
+        "warmup_steps": scheduled if scheduled is not None else warmup_steps if has_warmup(config) else 0,
     }
     if run.train.min_learning_rate > numbers["learning_rate"]:
         raise ConfigError(

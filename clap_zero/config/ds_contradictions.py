@@ -147,8 +147,8 @@ def _ranks(ds: Mapping[str, Any], world_size: int) -> Iterator[str]:
     if isinstance(size, int) and size > 1 and lookup(ds, "zero_optimization.stage") == 3:
         if size > world_size:
             yield (
-                f"zero_optimization.zero_hpz_partition_size {size} is more than the {world_size} ranks: it is the "
-                "ranks of a node; set it to those, or remove it"
+                f"zero_optimization.zero_hpz_partition_size {size} is more than the world size {world_size}: it "
+                "is the ranks of a node; set it to those, or remove it"
             )
         elif world_size % size:
             yield (

@@ -127,6 +127,8 @@ def check_keys(ds: Mapping[str, Any], *, where: Where = lambda _: "") -> dict[st
     """
     faults: list[str] = []
     renamed = copy.deepcopy(dict(ds))
+    if isinstance(renamed.get("zero_optimization"), bool):
+        renamed["zero_optimization"] = {"stage": int(renamed["zero_optimization"])}  # the first form of the section
     for old, (new, stands_for) in OLD_NAMES.items():
         _rename(renamed, old, new, stands_for, where, faults)
     checked = _checked_section(renamed, "", renamed, where, faults)

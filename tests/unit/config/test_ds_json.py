@@ -144,7 +144,7 @@ def test_removed_keys_are_refused_with_the_way_out(path: str) -> None:
         ('"bf16": {"enabled": 1}', "bf16.enabled is 1, true or false"),
         ('"train_batch_size": true', "train_batch_size is true, a whole number"),
         ('"optimizer": {"params": {"betas": 0.9}}', "betas is 0.9, a list"),
-        ('"zero_optimization": true', "zero_optimization is true, a section in braces"),
+        ('"zero_optimization": 2', "zero_optimization is 2, a section in braces"),
         ('"bf16": "auto"', 'bf16 is "auto", a section in braces'),
     ],
 )
