@@ -58,3 +58,9 @@ def test_a_lost_peer_is_not_the_cause(capsys) -> None:
 def test_anything_else_is_shown_whole(error: Exception, capsys) -> None:
     assert train._report(error) == 1
     assert type(error).__name__ in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (2, 2), (None, 0), ("no licence", 1)])
+def test_before_a_run_sys_exit_means_what_it_does_in_python(code: object, expected: int, capsys) -> None:
+    assert train._code_of(SystemExit(code)) == expected
+    assert capsys.readouterr().err == ("no licence\n" if isinstance(code, str) else "")
