@@ -168,13 +168,15 @@ def _forward(
 
 
 def _audio_rows(output: ContrastOutput) -> Tensor:
-    if output.audio_mlp is None:
+    assert output.audio_embeds is not None
+    if output.audio_mlp is None or output.logit_scale_t is None:
         return output.audio_embeds.float().cpu()
     scaled = [output.logit_scale * output.audio_embeds, output.logit_scale_t * output.audio_mlp]
     return torch.cat(scaled, dim=1).float().cpu() / 2
 
 
 def _text_rows(output: ContrastOutput) -> Tensor:
+    assert output.text_embeds is not None
     if output.text_mlp is None:
         return output.text_embeds.float().cpu()
     return torch.cat([output.text_mlp, output.text_embeds], dim=1).float().cpu()

@@ -47,8 +47,9 @@ class MlpHead(nn.Module):
         Returns:
             (b, width) fp32 or wider, of any length: LAION does not normalise it.
         """
-        given = embeds.to(self.sequential[0].weight.dtype)
-        return self.sequential(given).to(torch.promote_types(embeds.dtype, torch.float32))
+        weight = self.sequential[0].weight
+        assert isinstance(weight, Tensor)
+        return self.sequential(embeds.to(weight.dtype)).to(torch.promote_types(embeds.dtype, torch.float32))
 
 
 def laions_name(name: str) -> str:
