@@ -13,6 +13,9 @@ from clap_zero.phases import Moment, raised_at
 _UNTOLD = ("start", "imports")
 """Phases before anything of the run is there: naming them tells a user nothing."""
 
+_UNTOLD_ALONE = (*_UNTOLD, "rendezvous", "preflight")
+"""Likewise in a job of one process: its messages of what was checked need no place."""
+
 
 @dataclass(frozen=True)
 class LastWords:
@@ -45,7 +48,8 @@ def last_words(error: BaseException, *, process: str, speaks_for_host: bool) -> 
     """
     moment = raised_at(error)
     message, details, exit_code = _explained(error, moment)
-    where = ", ".join(part for part in (process, "" if moment.phase in _UNTOLD else str(moment)) if part)
+    untold = _UNTOLD if process else _UNTOLD_ALONE
+    where = ", ".join(part for part in (process, "" if moment.phase in untold else str(moment)) if part)
     return LastWords(
         message=message,
         line=f"clap_zero{f' [{where}]' if where else ''}: error: {message}",

@@ -42,6 +42,17 @@ def test_before_a_run_is_there_a_line_names_no_phase() -> None:
     assert words_of(ConfigError("a"), process="").line == "clap_zero: error: a"
 
 
+def test_a_job_of_one_names_no_phase_of_checks() -> None:
+    set_step(0)
+
+    def act() -> None:
+        raise DataError("no shards")
+
+    error = raised("preflight", act)
+    assert words_of(error, process="").line == "clap_zero: error: no shards"
+    assert words_of(error).line == "clap_zero [rank 3 on node7, preflight]: error: no shards"
+
+
 def test_what_nobody_foresaw_has_a_traceback_and_one_line_after_it() -> None:
     def act() -> None:
         raise KeyError("weights")
