@@ -50,7 +50,7 @@ def _differences(name: str, facts: Facts, reference_name: str, reference: Facts)
         yield differs("the commit", facts.commit or "unknown", reference.commit or "unknown", level="warning")
     kinds = [sorted({str(gpu.get("name")) for gpu in one.gpus}) for one in (facts, reference)]
     if kinds[0] != kinds[1]:
-        there, expected = (", ".join(kind) or "no GPU" for kind in kinds)
+        there, expected = (", ".join(kind) or "none" for kind in kinds)
         yield differs("its kind of GPU", there, expected, level="error" if "" in map("".join, kinds) else "warning")
 
 

@@ -6,6 +6,7 @@ The request comes on standard input, one JSON object: nothing of it passes a she
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -117,10 +118,9 @@ def _check_port(port: int) -> Iterator[Finding]:
         try:
             socket.create_server(("", port)).close()
         except OSError as error:
-            yield Finding(
-                "error",
-                f"port {port} is taken ({error.strerror}); expected: free, for the ranks to meet (else --master_port)",
-            )
+            reason = os.strerror(error.errno or 0)
+            text = f"port {port} is taken ({reason}); expected: free, for the ranks to meet (else --master_port)"
+            yield Finding("error", text)
 
 
 def _check_contact(contact: tuple[str, int] | None) -> Iterator[Finding]:
