@@ -38,7 +38,7 @@ def _without_titles(node: Any, *, names: bool = False) -> Any:
 
 
 def _or_one(field: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: field[name] for name in ("description", "unit", "default", "title") if name in field}
+    kept = {name: value for name, value in field.items() if name in ("description", "unit", "default", "title")}
     array = {name: value for name, value in field.items() if name not in kept}
     return {**kept, "anyOf": [array, array["items"]]}
 
