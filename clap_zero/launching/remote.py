@@ -28,6 +28,10 @@ TOOLS = {
 }
 """Launcher of DeepSpeed -> the program that it needs, and how to come by it."""
 
+SSH_ALIVE = "-oServerAliveInterval=5 -oServerAliveCountMax=8"
+"""A host that is cut off closes no connection: without this, ssh and pdsh wait for it for ever. 40 s are more than
+`distributed.heartbeat_timeout_s`, so the ranks say why first."""
+
 SCRIPT = Path(__file__).with_name("script.py")
 _SHELL_SAFE = re.compile(r"[\w@%+=:,./-]+")
 
@@ -54,6 +58,8 @@ def prepare(command: LauncherOptions, active: Devices, *, whole: Sequence[HostSl
         if not command.get("no_ssh_check"):
             check_reachable(active, ssh_port=command.get("ssh_port"))
         command = command.with_options(no_ssh_check=True)
+        # ssh takes the first value that it is given: the user's own stays.
+        os.environ["PDSH_SSH_ARGS_APPEND"] = f"{os.environ.get('PDSH_SSH_ARGS_APPEND', '')} {SSH_ALIVE}".strip()
     variables = environment.gather()
     if launcher != "pdsh":
         # pdsh's launch.py sets these for its ranks; the others leave them to us.

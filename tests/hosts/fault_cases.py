@@ -143,7 +143,7 @@ FAULTS = (
     fault("rank 0 killed (SIGKILL)", DIED, FIRST, inject=kill_first_rank, codes=KILLED),
     fault("one of four ranks killed, three in a collective", DIED, {"host": r"\bnode2\b", "rank": r"\brank 2\b"},
           inject=kill_rank, codes=KILLED, slots=2),
-    fault("launch.py of one host killed", r"launcher|died", inject=kill_launch_py),
+    fault("launch.py of one host killed", r"launcher|died", inject=kill_launch_py, codes=frozenset({5, 255})),
     fault("`deepspeed` command killed", r"launcher|command|connection", {}, inject=kill_front, codes=frozenset({-9})),
     fault("cable of the second host pulled", SILENT, inject=lambda s: s.bed.link("node2", up=False)),
     fault("cable of the first host pulled", SILENT, inject=lambda s: s.bed.link("node1", up=False)),

@@ -29,17 +29,8 @@ ENV_FILE = "OMP_NUM_THREADS=1\nTOKENIZERS_PARALLELISM=false\nHF_HUB_OFFLINE=1\n"
 """What the ranks are to have on each host: the user's .deepspeed_env."""
 FLAGS = (
     *("--ds_config", str(ROOT / "ds_configs" / "zero2.json"), "--ds.bf16", "null"),
-    *(
-        "--train.micro_batch_size",
-        "4",
-        "--train.global_batch_size",
-        "8",
-        "--train.warmup_steps",
-        "2",
-        "--train.learning_rate",
-        "1e-3",
-    ),
-    *("--train.schedule", "constant"),
+    *("--train.micro_batch_size", "2", "--train.global_batch_size", "8", "--train.learning_rate", "1e-3"),
+    *("--train.warmup_steps", "2", "--train.schedule", "constant"),
     *("--wandb.mode", "disabled", "--data.workers", "1", "--run_dir", "run"),
 )
 """Small and exact: fp32, a step in a fraction of a second."""
