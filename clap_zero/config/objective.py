@@ -66,6 +66,16 @@ def contradiction(*, loss: Loss, positives: Positives, label_smoothing: float, h
     return None
 
 
+def needs_caching(negatives: str, *, accumulation: int) -> bool:
+    """Whether a step has more negatives than one pass over a micro batch could see.
+
+    Args:
+        negatives: global, micro or local.
+        accumulation: Micro batches per optimizer step.
+    """
+    return negatives == "global" and accumulation > 1
+
+
 def told_objective(objective: ObjectiveSection, *, micro_batch: int, accumulation: int, world_size: int) -> list[str]:
     """Lines that say which negatives are in force, what they cost, and which variant is minimised.
 
@@ -78,17 +88,17 @@ def told_objective(objective: ObjectiveSection, *, micro_batch: int, accumulatio
     whole = micro_batch * accumulation * world_size
     if objective.negatives == "local":
         line = f"the {micro_batch} pairs of a rank's micro batch, of the {whole} of a step: objective.negatives local"
-    elif accumulation == 1:
-        line = f"all {whole} pairs of a step, in one pass"
-    elif objective.negatives == "micro":
-        line = (
-            f"the {micro_batch * world_size} pairs of a micro batch over all ranks, of the {whole} of a step: "
-            "objective.negatives micro, 3/4 of the time of all of them (global)"
-        )
-    else:
+    elif needs_caching(objective.negatives, accumulation=accumulation):
         line = (
             f"all {whole} pairs of a step; its {accumulation} micro batches are embedded twice for that, 4/3 of the "
             "time of --objective.negatives micro"
+        )
+    elif accumulation == 1:
+        line = f"all {whole} pairs of a step, in one pass"
+    else:
+        line = (
+            f"the {micro_batch * world_size} pairs of a micro batch over all ranks, of the {whole} of a step: "
+            "objective.negatives micro, 3/4 of the time of all of them (global)"
         )
     variant = f"objective: {objective.loss}; pairs with an equal caption or group: positives {objective.positives}"
     if objective.label_smoothing:

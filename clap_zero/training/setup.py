@@ -14,6 +14,7 @@ from clap_zero.audio.features import ClapFeatures, FeatureConfig
 from clap_zero.checkpoint.source import companions, tokenizer_directory
 from clap_zero.checkpoint.state import TrainState, load
 from clap_zero.checkpoint.store import CheckpointStore
+from clap_zero.config.objective import needs_caching
 from clap_zero.config.preset import load_preset
 from clap_zero.data.batch import LoaderPlan
 from clap_zero.data.index import policy_of
@@ -148,7 +149,7 @@ def _passes(settled: Settled, engine: Engine, *, features: ClapFeatures, world: 
         ObjectiveConfig(**chosen.model_dump(exclude={"negatives", "mlp"})), gather=chosen.negatives != "local"
     )
     forward = Forward(engine, features=features, seed=settled.run.train.seed, world=world)
-    if chosen.negatives == "global" and settled.resolved.accumulation > 1:
+    if needs_caching(chosen.negatives, accumulation=settled.resolved.accumulation):
         return CachedPasses(forward, objective=objective)
     return MicroPasses(forward, objective=objective)
 

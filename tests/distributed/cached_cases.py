@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clap_zero.config.objective import needs_caching
 from clap_zero.distributed.collectives import rank_and_size
 from clap_zero.distributed.world import World
 from clap_zero.model.activation import enable_activation_checkpointing
@@ -211,7 +212,7 @@ def on_a_rank(case: Case) -> Outcome:
     engine = _Engine(model, resolved=settings, world=world)
     forward = _Forward(engine, world=world)
     objective = _Planted(case.config, case.negatives != "local", case.factor)
-    kind = CachedPasses if case.negatives == "global" and case.accumulation > 1 else MicroPasses
+    kind = CachedPasses if needs_caching(case.negatives, accumulation=case.accumulation) else MicroPasses
     passes, outcome = kind(forward, objective=objective), Outcome()
     for step in range(1, case.steps + 1):
         batches: Any = iter([case.micro_batch(step, index, rank) for index in range(case.accumulation)])
