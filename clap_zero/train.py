@@ -80,8 +80,9 @@ def _run(argv: list[str], watchdog: Watchdog) -> int:
 
     # 2. All ranks meet.
     with phase("rendezvous"):
-        world = ranks.init_distributed(timeout_s=command.run.distributed.timeout_s)
-        watchdog.watch_ranks(world, limits=command.run.distributed, run_dir=Path(str(command.run.run_dir)))
+        limits = command.run.distributed
+        world = ranks.init_distributed(timeout_s=limits.timeout_s, start_timeout_s=limits.start_timeout_s)
+        watchdog.watch_ranks(world, limits=limits, run_dir=Path(str(command.run.run_dir)))
 
     # 3. Everything that can be known before a model is built is checked.
     with phase("imports"):

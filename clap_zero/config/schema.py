@@ -120,6 +120,7 @@ class DistributedSection(Section):
     """Ranks and how long they wait for each other."""
 
     timeout_s: float = key(1800.0, "longest wait in a collective before the run is given up", "s", gt=0)
+    start_timeout_s: float = key(300.0, "longest wait for all ranks to come together at the start", "s", gt=0)
     heartbeat_timeout_s: Annotated[float, Field(gt=0)] | None = key(
         30.0, "a rank that says nothing for so long is gone, and the run ends; null: never", "s"
     )

@@ -29,6 +29,14 @@ def rank_and_size() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
+def set_timeout(timeout_s: float) -> None:
+    """Sets how long collectives may wait for other ranks from now on, in seconds."""
+    timeout = timedelta(seconds=timeout_s)
+    # torch 2.14 renamed it.
+    getattr(dist, "set_timeout", dist.distributed_c10d._set_pg_timeout)(timeout, dist.group.WORLD)
+    dist.distributed_c10d._get_default_store().set_timeout(timeout)
+
+
 def all_gather(t: Tensor) -> Tensor:
     """Concatenates the ranks' tensors in rank order, without gradient.
 

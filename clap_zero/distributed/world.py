@@ -21,7 +21,6 @@ from clap_zero.distributed import collectives
 from clap_zero.errors import LaunchError, first_line
 from clap_zero.process_memory import peak_bytes
 
-
 _SLURM_COUNTS = "SLURM_STEP_TASKS_PER_NODE"
 _FAMILIES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -102,13 +101,14 @@ def has_gpu() -> bool:
     return get_accelerator().device_name() != "cpu"
 
 
-def init_distributed(*, timeout_s: float = 1800) -> World:
+def init_distributed(*, timeout_s: float = 1800, start_timeout_s: float = 300) -> World:
     """Join the process group, through DeepSpeed, on the accelerator that it finds. Safe to call again.
 
     Collective: all ranks must call.
 
     Args:
         timeout_s: Seconds that a collective may wait for the other ranks.
+        start_timeout_s: Seconds that this may wait for all of them to come.
 
     Raises:
         LaunchError: The ranks did not come together, or two of them share a device or a rank number.
@@ -139,7 +139,7 @@ def init_distributed(*, timeout_s: float = 1800) -> World:
         try:
             deepspeed.init_distributed(
                 dist_backend=accelerator.communication_backend_name(),
-                timeout=timedelta(seconds=timeout_s),
+                timeout=timedelta(seconds=start_timeout_s),
                 auto_mpi_discovery=False,
                 verbose=False,
             )
@@ -148,6 +148,7 @@ def init_distributed(*, timeout_s: float = 1800) -> World:
                 f"rank {env.rank} of {env.size} on {socket.gethostname()} could not join the others at "
                 f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: {first_line(error)}"
             ) from error
+        collectives.set_timeout(timeout_s)
     world = World(env.rank, env.size, env.local_rank, env.local_size, device)
     _check_everyone_is_here(world)
     return world
@@ -256,7 +257,7 @@ def _rank_as_text() -> str:
 def _launcher_family() -> tuple[str, str, str, str] | None:
     """The names under which a launcher other than DeepSpeed and torchrun tells more than one process its place."""
     for family in _FAMILIES:
-        # All four, and not the first alone: the shell of a Slurm job is task 0, too, and srun can speak MPICH's language.
+        # All four, and not the first alone: the shell of a Slurm job is task 0, too, and srun can speak MPICH's.
         if family[0] in os.environ and family[3] in os.environ and os.environ.get(family[1], "1") != "1":
             return family
     return None

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from clap_zero.config.schema import DistributedSection
@@ -31,6 +32,8 @@ from clap_zero.distributed.world import (
     was_launched,
 )
 from clap_zero.errors import LaunchError
+from clap_zero.launching import command
+from clap_zero.phases import current
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 POLL_S = 0.4
@@ -113,7 +116,11 @@ class Watchdog:
             # Ctrl-C takes the `deepspeed` command with it: the ranks still finish their step and save.
             stopping = self._signal is not None and time.monotonic() < self._signal_time + STOP_GRACE_S
             if gone is not None and not stopping:
-                _leave(f"the launcher (process {gone}) is gone, so this rank ends")
+                reason = f"the launcher (process {gone}) is gone"
+                if self._station is not None:
+                    self._station.say({"failing": f"in {current()}: {reason}"})
+                    self._station.flush()
+                _leave(f"{reason}, so this rank ends")
             if self._station is not None:
                 self._obey(self._station)
 
@@ -151,7 +158,7 @@ class Watchdog:
         # Rank 0 speaks for all. Of a rank 0 that is gone, one rank a host tells.
         rank = station.settings.rank
         tells = rank == 0 or (not verdict.is_told and (rank == 1 or speaks_for_host()))
-        advice = "this run ends; the last complete checkpoint is intact"
+        advice = "this run ends" + ("; the last complete checkpoint is intact" if current().step else "")
         cause, _, details = verdict.cause.partition("\n")
         _leave(f"error: {cause}; {advice}{details and chr(10)}{details}" if tells else None)
 
@@ -213,11 +220,13 @@ def _end_sibling(verdict: Verdict) -> None:
 def _launcher_ancestors(parent: int) -> list[tuple[int, Callable[[], bool]]]:
     """The processes that must live for this one to go on.
 
-    The launcher that is the parent; above DeepSpeed's launch.py also the `deepspeed` command, because launch.py
-    survives it; where ssh started launch.py, the shell that it was given to and what serves the connection. No other
-    shell or terminal: a run that was sent to the background outlives them.
+    The launcher that is the parent, and the `deepspeed` command: launch.py, pdsh and ssh survive it. Where ssh started
+    launch.py, the shell that it was given to and what serves the connection, too. No other shell or terminal: a run
+    that was sent to the background outlives them.
     """
     watched: list[tuple[int, Callable[[], bool]]] = [(parent, lambda: os.getppid() == parent)]
+    if (above_all := command.marked()) is not None:
+        watched.append((above_all[0], partial(command.is_alive, *above_all)))
     if "deepspeed.launcher.launch" in _command_line(parent):
         grandparent = _parent_of(parent)
         if grandparent is not None and "deepspeed" in _command_line(grandparent):

@@ -12,6 +12,7 @@ from collections.abc import MutableSequence
 from pathlib import Path
 
 from clap_zero.errors import ClapZeroError, ConfigError, LaunchError
+from clap_zero.launching import command as this_command
 from clap_zero.launching import local, options, remote
 from clap_zero.launching.hostfile import HostSlots, read_hostfile
 from clap_zero.launching.hosts import Devices, is_port_free, is_this_machine, select
@@ -37,6 +38,7 @@ def protect(argv: MutableSequence[str]) -> None:
     if _seen or command is None or not _is_ours(command) or not _is_deepspeed(argv[0]):
         return
     _seen = True
+    this_command.mark()
     try:
         checked = check(command)
     except ClapZeroError as error:

@@ -1,0 +1,45 @@
+"""Which `deepspeed` command a job belongs to: it tells its ranks, on all hosts, and they end when it is gone.
+
+On the way to other hosts stand pdsh and ssh, which outlive a killed `deepspeed`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+VARIABLE = "CLAP_ZERO_COMMAND"
+
+
+def mark() -> None:
+    """Leave this process's name in its environment, for the ranks that it starts."""
+    pid = os.getpid()
+    os.environ[VARIABLE] = f"{socket.gethostname()}:{pid}:{_began(pid)}"
+
+
+def marked() -> tuple[int, str] | None:
+    """The command that this rank belongs to.
+
+    Returns:
+        Its process on this host and when that began; None where it is on another host, or cannot be seen from here.
+    """
+    words = os.environ.get(VARIABLE, "").rsplit(":", 2)
+    if len(words) != 3 or words[0] != socket.gethostname() or not words[1].isdecimal():
+        return None
+    pid, began = int(words[1]), words[2]
+    return (pid, began) if is_alive(pid, began) else None
+
+
+def is_alive(pid: int, began: str) -> bool:
+    """Whether a process is still there, and not another one under the same number."""
+    return _began(pid) == began != ""
+
+
+def _began(pid: int) -> str:
+    """When a process began, in clock ticks since the machine did; empty for one that has ended or is not to be seen."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

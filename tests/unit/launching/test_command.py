@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from clap_zero.launching import command
+
+
+def test_a_rank_finds_the_command_that_it_belongs_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(command.VARIABLE, "")
+    command.mark()
+    found = command.marked()
+    assert found is not None and found[0] == os.getpid() and command.is_alive(*found)
+    program = "from clap_zero.launching import command; print(command.marked()[0])"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == str(os.getpid())
+
+
+def test_a_command_that_has_ended_is_gone_before_anybody_waits_for_it() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    began = command._began(process.pid)
+    assert command.is_alive(process.pid, began) and not command.is_alive(process.pid, began + "0")
+    process.kill()
+    while command.is_alive(process.pid, began):
+        pass
+    process.wait()
+
+
+@pytest.mark.parametrize("value", ["", "elsewhere:1:5", "1:5", "{host}:x:5", "{host}:999999999:5", "{host}:1:0"])
+def test_what_cannot_be_seen_from_here_is_not_watched(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(command.VARIABLE, value.format(host=command.socket.gethostname()))
+    assert command.marked() is None
