@@ -192,8 +192,11 @@ def _result(loss: Tensor, figures: ObjectiveFigures, output: ContrastOutput, *, 
 
 @contextlib.contextmanager
 def _buffers_restored(module: nn.Module) -> Iterator[None]:
-    """Takes back what happens to the buffers within the block."""
+    """Takes back what happens to the buffers within the block, however it is left."""
     before: list[tuple[Any, Tensor]] = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    yield
-    for buffer, value in before:
-        buffer.copy_(value)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
