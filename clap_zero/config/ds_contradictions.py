@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from clap_zero.config.ds_optimizer import cycles_momentum
 from clap_zero.config.ds_paths import lookup
 from clap_zero.config.schema import RunConfig
 from clap_zero.config.values import shown
@@ -183,6 +184,12 @@ def _others(ds: Mapping[str, Any], run: RunConfig) -> Iterator[str]:
         yield f"optimizer.type Lamb needs a dynamic loss scale, and fp16.loss_scale is {shown(scale)}: set it to 0"
     if kind == "adamw" and lookup(ds, "optimizer.params.adam_w_mode") is False:
         yield 'optimizer.type AdamW and optimizer.params.adam_w_mode false contradict each other: use the type "Adam"'
+    betas = lookup(ds, "optimizer.params.betas")
+    if isinstance(betas, list) and cycles_momentum(ds):
+        yield (
+            f"optimizer.params.betas {shown(betas)} does nothing beside scheduler.type OneCycle, which sets them in "
+            "each step: remove it (--ds.optimizer.params.betas null), or set scheduler.params.cycle_momentum to false"
+        )
     if lookup(ds, "wandb.enabled") is True and run.wandb.mode != "disabled":
         yield (
             f"wandb.enabled true would start a second W&B run beside that of --wandb.mode {run.wandb.mode}, and stop "

@@ -29,7 +29,10 @@ def settle_optimizer(
         own(params, name, path=f"optimizer.params.{name}", value=value, key=key, explicit=explicit)
     if kind.lower() in ("adam", "adamw"):
         for name, default in ADAM_DEFAULTS.items():
-            if params.get(name, "auto") == "auto":
+            if name == "betas" and cycles_momentum(ds):
+                if params.get(name) == "auto":
+                    del params[name]
+            elif params.get(name, "auto") == "auto":
                 params[name] = default
         for name in ("torch_adam", "adam_w_mode"):
             if params.get(name) == "auto":
@@ -158,6 +161,11 @@ def own(section: dict[str, Any], name: str, *, path: str, value: Any, key: str, 
             f"{path} is {shown(present)} in the DeepSpeed JSON and {key} is {shown(value)} in the run config: "
             f"make them equal, leave --{key} away, or let the run config decide with --ds.{path} auto"
         )
+
+
+def cycles_momentum(ds: Mapping[str, Any]) -> bool:
+    """Whether the JSON's schedule sets the optimizer's betas in each step."""
+    return lookup(ds, "scheduler.type") == "OneCycle" and lookup(ds, "scheduler.params.cycle_momentum") is not False
 
 
 def has_warmup(ds: Mapping[str, Any]) -> bool:

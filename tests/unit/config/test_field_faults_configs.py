@@ -314,6 +314,11 @@ def test_a_schedule_of_the_json_leaves_nothing_of_ours_without_effect(solve) -> 
     assert (train.learning_rate, train.warmup_steps) == (1e-3, 0), "what is in force is recorded"
     assert "scheduler.params.cycle_max_lr is 0.001" in refusal(solve, cycle, "--train.learning_rate", "1e-4")
     assert solve(cycle, "--ds.scheduler", "null", "--train.warmup_steps", "10").run.train.warmup_steps == 10
+    betas = cycle[:-1] + ', "optimizer": {"params": {"betas": [0.9, 0.95]}}}'
+    assert refusal(solve, betas) == (
+        "optimizer.params.betas [0.9, 0.95] does nothing beside scheduler.type OneCycle, which sets them in each step: "
+        "remove it (--ds.optimizer.params.betas null), or set scheduler.params.cycle_momentum to false"
+    )
     decay = '{"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 5}}}'
     assert "train.schedule constant" in refusal(solve, decay, "--train.schedule", "constant")
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from clap_zero.config.deepspeed import Machine, ResolvedDeepSpeed, load_ds_json, resolve
-from clap_zero.config.load import parse_command_line
+from clap_zero.config.load import dump_run_config, parse_command_line
 from clap_zero.errors import ConfigError
 from tests.unit.config.test_real_deepspeed import READ, SHIPPED
 
@@ -138,6 +138,19 @@ def test_refused_at_some_numbers_of_ranks(name: str, world: int) -> None:
     with pytest.raises(ConfigError) as caught:
         solve(PUBLIC / f"{name}.json", world)
     assert str(caught.value) == REFUSED_AT[name, world]
+
+
+@pytest.mark.parametrize("path", [*(PUBLIC / f"{name}.json" for name in TAKEN), *SHIPPED], ids=lambda path: path.stem)
+def test_a_run_starts_again_from_what_was_recorded(path: Path, tmp_path: Path) -> None:
+    """config.yaml and ds_config.json of a run directory are a whole command, for every JSON that is taken."""
+    first = solve(path, 8)
+    config, ds = tmp_path / "config.yaml", tmp_path / "ds_config.json"
+    config.write_text(dump_run_config(first.run))
+    ds.write_text(json.dumps(first.config))
+    command = parse_command_line(["--config", str(config), "--ds_config", str(ds)], has_gpu=True)
+    again = resolve(load_ds_json(str(ds)), command.run, world_size=8, machine=MACHINE, explicit=command.explicit)
+    assert again.config == first.config
+    assert again.run.train == first.run.train
 
 
 def test_deepspeed_reads_what_is_taken() -> None:
