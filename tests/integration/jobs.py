@@ -79,7 +79,9 @@ def job(words: Sequence[str], *, cwd: Path, **variables: str) -> Iterator[subpro
     finally:
         for one in session_processes(process.pid):
             one.kill()
-        process.communicate()
+        if process.stdout is not None and not process.stdout.closed:  # a failed wait has read it
+            process.communicate()
+        process.wait()
 
 
 def session_processes(session: int) -> list[psutil.Process]:
