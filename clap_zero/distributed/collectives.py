@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-PATIENT_POLL_S = (0.001, 0.5)
+PATIENT_POLL_S = (0.001, 0.2)
 """First and longest pause between two looks of a patient wait."""
 
 BOARD_TIMEOUT_S = 300.0
@@ -114,7 +114,8 @@ def patient_wait() -> None:
     A collective gives up when a rank comes later than the process group's timeout. So this stands before one that
     follows uneven work: what rank 0 prepares, an evaluation, the writing of a checkpoint. Nothing is pending while a
     rank waits here; it looks at the process group's store now and then. That a rank which is waited for still lives is
-    the hub's to watch.
+    the hub's to watch. A collective has to follow: rank 0, which keeps the store, may be the last to come and could
+    end before the others have looked.
 
     Collective: all ranks must call.
     """

@@ -57,4 +57,4 @@ class CheckpointHook(Hook):
             if trainer.world.is_main:
                 self._store.prune(self._keep)
             trainer.fire("on_checkpoint", path)
-            collectives.patient_wait()  # rank 0 has had more to do
+            collectives.barrier()  # a patient one: rank 0 has had more to do

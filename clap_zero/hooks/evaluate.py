@@ -70,7 +70,7 @@ class EvaluateHook(Hook):
                     say(f"clap_zero: warning: the evaluation is not on record: {error}; training goes on")
             counts = {"num_clips": result.num_clips, "num_captions": result.num_captions}
             trainer.fire("on_evaluate", result.metrics | counts)
-            collectives.patient_wait()  # rank 0 has had more to do
+            collectives.barrier()  # a patient one: rank 0 has had more to do
 
     def _check(self, result: EvalResult, *, is_main: bool) -> None:
         """Raises DataError on all ranks where too many clips were unusable; a rank sees too few of them to judge."""
