@@ -40,7 +40,14 @@ OWNERS = {
 }
 """Third-party modules and the only parts of the package that may import or reach them."""
 
-ENVIRONMENT_OWNERS = ("distributed.world", "launching", "preflight.machine", "cli")
+ENVIRONMENT_OWNERS = (
+    "distributed.world",
+    "launching",
+    "preflight.machine",
+    "cli",
+    "distributed.elastic",
+    "distributed.place",
+)
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:

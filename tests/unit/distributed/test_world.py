@@ -9,6 +9,10 @@ from clap_zero.distributed import world
 from clap_zero.errors import LaunchError
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
+MPI = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
 SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_ID")
 
 
@@ -17,7 +21,7 @@ def variables(monkeypatch: pytest.MonkeyPatch):
     """Sets exactly these variables, without those that this test run itself may have."""
 
     def set_them(**values: object) -> None:
-        for name in (*NAMES, *SLURM):
+        for name in (*NAMES, *SLURM, *MPI[0], *MPI[1]):
             monkeypatch.delenv(name, raising=False)
         for name, value in values.items():
             monkeypatch.setenv(name, str(value))
@@ -82,3 +86,17 @@ def test_the_exit_code_is_left_where_the_scripts_look(monkeypatch: pytest.Monkey
     assert (tmp_path / "rank3").read_text() == "75\n"
     monkeypatch.setenv("CLAP_ZERO_EXIT_CODES", str(tmp_path / "gone"))
     world.report_exit_code(0)
+
+
+@pytest.mark.parametrize("names", MPI, ids=lambda names: names[0])
+def test_mpirun_tells_the_place_in_names_of_its_own(variables, names: tuple[str, ...]) -> None:
+    variables(**dict(zip(names, (5, 8, 1, 4), strict=True)), MASTER_ADDR="a")
+    assert world.read_launch_environment() == world.LaunchEnvironment(5, 8, 1, 4)
+    assert world.was_launched() and not world.speaks_for_host()
+    assert world.describe_process().startswith("rank 5 on ")
+
+
+def test_the_shell_of_a_slurm_job_is_no_rank(variables) -> None:
+    """sbatch calls its script task 0 of all, without the counts of a step."""
+    variables(SLURM_PROCID=0, SLURM_NTASKS=8, SLURM_LOCALID=0)
+    assert world.read_launch_environment() == world.LaunchEnvironment(0, 1, 0, 1)
