@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from clap_zero.config.ds_optimizer_params import OPTIMIZER_PARAMS
 from clap_zero.config.ds_side_keys import ANY, BOOL, FLOAT, INT, LIST, SIDE_KEYS, STR
 
 __all__ = ["ANY", "BOOL", "FLOAT", "INT", "KEYS", "LIST", "REMOVED", "STR", "all_paths", "table_at"]
@@ -67,23 +68,6 @@ for _name, _kind in (
     ("allgather_sequential", BOOL),
 ):
     ZERO[f"stage3_{_name}"] = ZERO[_name] = _kind  # DeepSpeed takes both spellings
-
-ADAM_PARAMS = {
-    "lr": FLOAT,
-    "betas": LIST,
-    "eps": FLOAT,
-    "weight_decay": FLOAT,
-    "torch_adam": BOOL,
-    "adam_w_mode": BOOL,
-    "bias_correction": BOOL,
-    "amsgrad": BOOL,
-    "foreach": BOOL,
-    "fused": BOOL,
-    "maximize": BOOL,
-    "set_grad_none": BOOL,
-    "fp32_optimizer_states": BOOL,
-}
-"""`optimizer.params` of Adam and AdamW; those of other optimizers are passed on."""
 
 _WARMUP = {"warmup_num_steps": INT, "warmup_type": STR, "last_batch_iteration": INT}
 SCHEDULER_PARAMS: dict[str, dict[str, str]] = {
@@ -209,7 +193,7 @@ OLD_NAMES: dict[str, tuple[str, Any]] = {
 OPTIMIZERS = {
     **dict.fromkeys(("adam", "adamw", "adagrad", "lion", "muon"), True),
     **dict.fromkeys(("lamb", "muadam", "muadamw", "musgd"), False),
-    **dict.fromkeys(("SGD", "RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta", "ASGD", "Rprop", "Adafactor"), False),
+    **dict.fromkeys(("SGD", "RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta", "ASGD", "Adafactor"), False),
 }
 """Optimizer types, lower case where DeepSpeed ignores case -> whether ZeRO takes them without being told to."""
 
@@ -226,7 +210,8 @@ def all_paths(keys: Mapping[str, Any] = KEYS, prefix: str = "") -> Iterator[str]
         if isinstance(kind, Mapping):
             yield from all_paths(kind, f"{prefix}{name}.")
     if not prefix:
-        yield from (f"optimizer.params.{name}" for name in ADAM_PARAMS)
+        names = dict.fromkeys(name for params in OPTIMIZER_PARAMS.values() for name in params)
+        yield from (f"optimizer.params.{name}" for name in names)
         yield from (f"scheduler.params.{name}" for params in SCHEDULER_PARAMS.values() for name in params)
 
 
@@ -241,7 +226,7 @@ def table_at(path: str, ds: Mapping[str, Any]) -> Mapping[str, Any] | None:
         kind = section.get("type") if isinstance(section, Mapping) else None
         if path == "scheduler.params":
             return SCHEDULER_PARAMS.get(str(kind))
-        return ADAM_PARAMS if kind is None or str(kind).lower() in ("adam", "adamw") else None
+        return OPTIMIZER_PARAMS.get("adamw" if kind is None else str(kind).lower())
     table: Any = KEYS
     for name in path.split(".") if path else ():
         table = table.get(name) if isinstance(table, Mapping) else None

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from clap_zero.config.ds_keys import OPTIMIZERS, REMOVED_OPTIMIZERS, SCHEDULER_PARAMS
+from clap_zero.config.ds_optimizer_params import fit_adam
 from clap_zero.config.ds_paths import lookup
 from clap_zero.config.schema import RunConfig
 from clap_zero.config.values import nearest, shown
@@ -40,6 +41,7 @@ def settle_optimizer(
         if device_type == "cpu":
             # DeepSpeed's own Adam is compiled at first use, which takes minutes and can hang (see the README).
             params.setdefault("torch_adam", True)
+        fit_adam(ds, params)
     if device_type == "cpu":
         ds.setdefault("zero_force_ds_cpu_optimizer", False)
     _check_optimizer_numbers(params)

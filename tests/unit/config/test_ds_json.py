@@ -110,6 +110,7 @@ def test_doubled_keys_have_both_lines(tmp_path: Path) -> None:
             "activation_checkpointing.partition_activations?",
         ),
         ('"optimizer": {"type": "Adam", "params": {"weightdecay": 0}}', "optimizer.params.weight_decay?"),
+        ('"optimizer": {"type": "SGD", "params": {"momentun": 0.9}}', "optimizer.params.momentum?"),
         ('"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 9}}', "unknown key scheduler.params"),
         ('"zero_optimization": {"offload_param": {"devise": "cpu"}}', "zero_optimization.offload_param.device?"),
     ],

@@ -12,6 +12,7 @@ import pytest
 
 from clap_zero.config.ds_effects import ACTING, AIO, DYNAMIC_SCALE, NVME_ONLY
 from clap_zero.config.ds_keys import KEYS, OLD_NAMES, REMOVED, SCHEDULER_PARAMS
+from clap_zero.config.ds_optimizer_params import CPU_ADAM, FUSED_ADAM, OPTIMIZER_PARAMS, TORCH_ADAM
 
 DUMP = """
 import inspect, json
@@ -53,13 +54,29 @@ schedules = {
 }
 removed = [*config._REMOVED_TOP_LEVEL_CONFIG_KEYS]
 removed += [f"zero_optimization.{name}" for name in config._REMOVED_ZERO_CONFIG_KEYS]
-print("SEEN" + json.dumps([found, schedules, removed]))
+import torch
+from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
+from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+from deepspeed.ops.lamb import FusedLamb
+from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
+parameters = lambda *kinds: sorted({n for k in kinds for n in [*inspect.signature(k.__init__).parameters][2:]})
+optimizers = {
+    "torch adam": parameters(torch.optim.AdamW),
+    "fused adam": parameters(FusedAdam),
+    "cpu adam": parameters(DeepSpeedCPUAdam),
+    "lamb": parameters(FusedLamb),
+    "lion": parameters(FusedLion, DeepSpeedCPULion),
+    "adagrad": parameters(torch.optim.Adagrad, DeepSpeedCPUAdagrad),
+}
+for name in ("SGD", "RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta", "ASGD", "Adafactor"):
+    optimizers[name.lower()] = parameters(getattr(torch.optim, name))
+print("SEEN" + json.dumps([found, schedules, removed, optimizers]))
 """
 
 
 @pytest.fixture(scope="module")
-def deepspeed() -> tuple[dict[str, dict[str, Any]], dict[str, list[str]], list[str]]:
-    """(section -> key -> default, schedule -> parameters, removed paths), read in a process of its own."""
+def deepspeed() -> tuple[dict[str, dict[str, Any]], dict[str, list[str]], list[str], dict[str, list[str]]]:
+    """(section -> key -> default, schedule -> parameters, removed paths, optimizer -> parameters), read elsewhere."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", DUMP], capture_output=True, text=True, check=False, timeout=120
     )
@@ -112,3 +129,13 @@ def test_schedules_have_deepspeeds_parameters(deepspeed) -> None:
 
 def test_what_deepspeed_removed_is_refused(deepspeed) -> None:
     assert set(deepspeed[2]) <= set(REMOVED)
+
+
+def test_optimizers_have_their_own_parameters(deepspeed) -> None:
+    """max_grad_norm is refused by DeepSpeed wherever it stands, and adam_w_mode is taken out before."""
+    tables = {"torch adam": TORCH_ADAM, "fused adam": FUSED_ADAM, "cpu adam": CPU_ADAM, **OPTIMIZER_PARAMS}
+    handled = {"max_grad_norm", "adam_w_mode", "adamw_mode"}
+    for name, parameters in deepspeed[3].items():
+        handled_here = handled | ({"fp32_optimizer_states"} if name == "cpu adam" else set())
+        assert set(parameters) - handled_here == set(tables[name]) - handled_here, name
+    assert set(deepspeed[3]) - {"torch adam", "fused adam", "cpu adam"} == set(OPTIMIZER_PARAMS) - {"adam", "adamw"}

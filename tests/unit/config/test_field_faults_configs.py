@@ -323,6 +323,19 @@ def test_a_schedule_of_the_json_leaves_nothing_of_ours_without_effect(solve) -> 
     assert "train.schedule constant" in refusal(solve, decay, "--train.schedule", "constant")
 
 
+def test_adam_gets_only_what_the_chosen_one_takes(solve) -> None:
+    """DeepSpeed hands them on, and one too many is a TypeError while the engine is built."""
+    ds = '{"optimizer": {"type": "Adam", "params": {"torch_adam": %s, %s}}}'
+    assert solve(ds % ("true", '"bias_correction": true')).config["optimizer"]["params"].get("bias_correction") is None
+    assert solve(ds % ("false", '"bias_correction": false')).config["optimizer"]["params"]["bias_correction"] is False
+    assert refusal(solve, ds % ("true", '"bias_correction": false')) == (
+        "optimizer.params.bias_correction false does nothing in torch's Adam, which this run uses: remove it "
+        "(--ds.optimizer.params.bias_correction null), or set optimizer.params.torch_adam to false"
+    )
+    assert "fused Adam" in refusal(solve, ds % ("false", '"foreach": true'))
+    assert "has no AMSGrad" in refusal(solve, ds % ("false", '"amsgrad": true'))
+
+
 def test_settings_that_print_do_print(solve) -> None:
     """The trainer keeps DeepSpeed's logger quieter than these need."""
     assert solve('{"wall_clock_breakdown": true}').config["log_level"] == "info"
