@@ -21,6 +21,7 @@ from clap_zero.preflight.node import Request, examine
 from clap_zero.preflight.remote import NodeReport, Way, ask_nodes
 from clap_zero.preflight.space import free_bytes, leave_mark, nearest_directory, told_bytes
 from clap_zero.preflight.table import table
+from clap_zero.preflight.versions import missing_packages
 
 HELP = """\
 usage: clap-zero doctor [--hostfile F] [--ranks N] [TRAIN_FLAGS ...]
@@ -83,7 +84,8 @@ def run(argv: Sequence[str]) -> int:
     asked = _read(argv)
     here = examine(Request(str(asked.directory), files=asked.files, port=0 if asked.hosts else asked.master_port))
     facts = Facts.from_dict(here.facts)
-    reports = [NodeReport(f"{facts.host} (here)", facts, tuple(here.findings))]
+    own = (*here.findings, *missing_packages(facts.versions))
+    reports = [NodeReport(f"{facts.host} (here)", facts, own)]
     if asked.hosts:
         reports += _ask_all(asked, facts)
     findings = _judge(reports)

@@ -10,6 +10,7 @@ import resource
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -20,6 +21,7 @@ from clap_zero.preflight.build_locks import clear_stale_locks, torch_asks_the_ke
 from clap_zero.preflight.code import code_hash, commit
 from clap_zero.preflight.findings import Finding
 from clap_zero.preflight.gpus import Gpu
+from clap_zero.preflight.space import check_directory
 from clap_zero.preflight.versions import installed_versions, python_version
 
 ENOUGH_FILES = 4096
@@ -129,6 +131,20 @@ def check_limits() -> Iterator[Finding]:
             f"a process may open {soft} files, {ENOUGH_FILES} are expected: raise the hard limit (ulimit -Hn, "
             "limits.conf, the container's --ulimit nofile)",
         )
+
+
+def check_temporary() -> Iterator[Finding]:
+    """The directory for the passing files of compilers, loaders and libraries: TMPDIR, or what Python takes."""
+    what = "the directory for temporary files"
+    named = os.environ.get("TMPDIR")
+    # Python passes over a TMPDIR that is full, without a word; others do not.
+    if named and Path(named).is_dir():
+        yield from check_directory(Path(named), what=what, warn=False)
+        return
+    try:
+        yield from check_directory(Path(tempfile.gettempdir()), what=what, warn=False)
+    except FileNotFoundError as error:
+        yield Finding("error", f"{what} cannot be written: {error.strerror or error}")
 
 
 def check_build_locks() -> Iterator[Finding]:

@@ -16,11 +16,10 @@ from typing import Any
 
 from clap_zero.preflight.findings import Finding
 from clap_zero.preflight.gpus import check_gpus, find_gpus
-from clap_zero.preflight.machine import check_build_locks, check_limits, facts_here, visible_devices
+from clap_zero.preflight.machine import check_build_locks, check_limits, check_temporary, facts_here, visible_devices
 from clap_zero.preflight.space import (
     check_directory,
     check_shared_memory,
-    check_temporary,
     nearest_directory,
     sees_mark,
 )
@@ -101,15 +100,15 @@ def _check_run_directory(request: Request) -> Iterator[Finding]:
     what = "the run directory's place"
     if not directory.is_dir():
         above = nearest_directory(directory)
-        yield Finding("error", f"{what} {directory} is not there (only {above}); expected: a disk that all nodes share")
+        yield Finding("error", f"{what} {directory} is not there (only {above}); expected: one disk that all nodes see")
         return
     written = list(check_directory(directory, what=what))
     yield from written
     if request.token and not sees_mark(directory, request.token) and not any(f.level == "error" for f in written):
         yield Finding(
             "error",
-            f"{what} {directory} is another directory here: a file that was written elsewhere does not show; expected: "
-            "a disk that all nodes share (--run_dir on one)",
+            f"{what} {directory} is not shared: a file that was written elsewhere does not show here; expected: one "
+            "disk that all nodes see (--run_dir)",
         )
 
 

@@ -20,9 +20,9 @@ from clap_zero.errors import ClapZeroError
 from clap_zero.preflight.compare import clock_skew, compare
 from clap_zero.preflight.findings import Finding, errors_of, notes_of
 from clap_zero.preflight.links import Link, measure_link
-from clap_zero.preflight.machine import Facts, check_build_locks, check_limits, facts_here
+from clap_zero.preflight.machine import Facts, check_build_locks, check_limits, check_temporary, facts_here
 from clap_zero.preflight.shared import raise_together, rank_name
-from clap_zero.preflight.space import check_shared_memory, check_temporary, told_bytes
+from clap_zero.preflight.space import check_shared_memory, told_bytes
 from clap_zero.preflight.table import ranges, table, told_rate
 from clap_zero.preflight.versions import known_bad
 

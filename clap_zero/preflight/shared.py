@@ -115,6 +115,6 @@ def _check_directory(directory: Path, token: str, *, is_main: bool) -> list[Find
 def _not_shared(directory: Path) -> Finding:
     return Finding(
         "error",
-        f"the run directory {directory} is another one here: what rank 0 wrote there does not show; expected: a disk "
-        "that all nodes share (--run_dir), or checkpoints would be torn apart",
+        f"the run directory {directory} is not shared: what rank 0 wrote there does not show here; expected: one disk "
+        "that all nodes see (--run_dir), or checkpoints would be torn apart",
     )

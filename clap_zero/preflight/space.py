@@ -80,11 +80,6 @@ def check_directory(directory: Path, *, what: str, warn: bool = True) -> Iterato
         )
 
 
-def check_temporary() -> Iterator[Finding]:
-    """The directory that compilers, loaders and libraries put their passing files into."""
-    yield from check_directory(Path(tempfile.gettempdir()), what="the directory for temporary files", warn=False)
-
-
 def check_shared_memory(path: Path = Path("/dev/shm")) -> Iterator[Finding]:
     """Loader processes and gloo pass their data through it; containers come with 64 MB."""
     if not path.is_dir():

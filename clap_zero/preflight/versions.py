@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import platform
 import re
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ def installed_versions() -> dict[str, str]:
     versions = {}
     for name in (*PACKAGES, *OTHERS):
         try:
-            versions[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name) if _has_code(name) else ABSENT
         except importlib.metadata.PackageNotFoundError:
             versions[name] = ABSENT
     versions["cuda"] = _cuda_of_torch()
@@ -108,9 +109,19 @@ def known_bad(versions: dict[str, str]) -> Iterator[Finding]:
     for applies, level, text in rules:
         if applies:
             yield Finding(level, text.format_map(versions) + "; `pip install -U` what stands in pyproject.toml")
+
+
+def missing_packages(versions: dict[str, str]) -> Iterator[Finding]:
+    """What is not there at all. Of other machines `compare` tells it, with the version that is expected."""
     for name in PACKAGES:
-        if not has(name):
+        if versions.get(name, ABSENT) == ABSENT:
             yield Finding("error", f"{name} is not installed in this environment: pip install -e . puts all in")
+
+
+def _has_code(name: str) -> bool:
+    """Whether there is a module to import; an installation that broke off may have left its metadata only."""
+    spec = importlib.util.find_spec(name.replace("-", "_"))
+    return spec is not None and spec.origin is not None
 
 
 def _cuda_of_torch() -> str:

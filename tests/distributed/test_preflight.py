@@ -139,7 +139,7 @@ def test_a_run_directory_that_is_not_shared_is_found_and_nothing_is_left_in_it(t
     for other in (b, str(tmp_path / "nowhere")):
         first, second = map(json.loads, run_distributed(shared_directory, 2, [a, other]))
         assert first[0] == second[0] == "LaunchError"
-        assert re.match(rf"rank 1 on \S+: the run directory {re.escape(other)} is another one here", first[1])
+        assert re.match(rf"rank 1 on \S+: the run directory {re.escape(other)} is not shared", first[1])
         assert first[1] == second[1]
     first, second = map(json.loads, run_distributed(shared_directory, 2, [str(tmp_path / "nowhere"), a]))
     assert re.match(r"rank 0 on \S+: the run directory .*nowhere cannot be written: No such file", first[1])

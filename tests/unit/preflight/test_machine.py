@@ -21,7 +21,7 @@ from clap_zero.preflight.gpus import check_gpus, read_table
 from clap_zero.preflight.machine import facts_here
 from clap_zero.preflight.node import Request, examine
 from clap_zero.preflight.table import ranges, told_rate
-from clap_zero.preflight.versions import installed_versions, known_bad, numbers
+from clap_zero.preflight.versions import installed_versions, known_bad, missing_packages, numbers
 
 GOOD = {"clap-zero": "0.1.0", "torch": "2.14.1", "deepspeed": "0.19.8", "transformers": "5.24.0", "wandb": "0.31.0"}
 
@@ -84,7 +84,6 @@ def test_where_the_kernel_keeps_the_lock_a_file_left_over_does_no_harm_and_stays
         ({"deepspeed": "0.17.1", "torch": "2.9.0"}, "warning", "wandb 0.31.0 does not work with deepspeed 0.17.1"),
         ({"transformers": "5.5.1"}, "warning", "transformers 5.5.1 gives BatchNorm buffers to rank 0 only"),
         ({"torchaudio": "2.11.1", "torch": "2.10.0"}, "error", "torchaudio 2.11.1 needs torch 2.11"),
-        ({"torch": "not installed"}, "error", "torch is not installed"),
     ],
 )
 def test_versions_known_to_be_bad_are_told(change: dict[str, str], level: str, text: str) -> None:
@@ -93,7 +92,11 @@ def test_versions_known_to_be_bad_are_told(change: dict[str, str], level: str, t
 
 
 def test_versions_that_are_good_are_not_told() -> None:
-    assert list(known_bad(GOOD)) == []
+    assert list(known_bad(GOOD)) == [] == list(missing_packages(GOOD))
+    broken = {**GOOD, "torch": "not installed"}
+    assert [one.text.partition(":")[0] for one in missing_packages(broken)] == [
+        "torch is not installed in this environment"
+    ]
     assert [one.text for one in known_bad(installed_versions()) if one.level == "error"] == []
     assert numbers("2.14.1+cu130") == (2, 14, 1) and numbers("5") == (5, 0, 0) and numbers("0.19.8rc1") == (0, 19, 8)
 

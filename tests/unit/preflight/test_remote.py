@@ -220,7 +220,7 @@ def test_a_disk_that_is_not_shared_is_found_by_the_token(doctor: Doctor, tmp_pat
     code, _, errors = doctor("node1", python=changed(tmp_path, patch))
     assert code == 5
     assert len(errors) == 1
-    assert errors[0].startswith("node1: the run directory's place ") and "is another directory here" in errors[0]
+    assert errors[0].startswith("node1: the run directory's place ") and "is not shared" in errors[0]
 
 
 def test_paths_with_blanks_and_quotes_arrive(bed: Bed, tmp_path: Path, monkeypatch, capsys) -> None:
