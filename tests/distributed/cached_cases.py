@@ -16,13 +16,10 @@ from clap_zero.distributed.world import World
 from clap_zero.model.activation import enable_activation_checkpointing
 from clap_zero.model.clap import ContrastOutput, Parts
 from clap_zero.objective.config import ObjectiveConfig
-from clap_zero.objective.mlp import TwoHeads
-from clap_zero.objective.reference import mlp_reference, sigmoid_reference, softmax_reference
 from clap_zero.training.engine import Engine
-from clap_zero.training.objective import RunObjective, joined
+from clap_zero.training.objective import RunObjective
 from clap_zero.training.passes import CachedPasses, Forward, Inputs, MicroPasses
 from tests.distributed import zero_cases as zc
-from tests.worst import worst
 
 LOCAL = 4
 
@@ -48,6 +45,8 @@ class Case:
         clipping: Largest norm of the gradient, 0 without.
         zero: More keys of zero_optimization.
         factor: Planted into the gradients of the cached embeddings.
+        weight_decay: Of what decays; the logit scales and the bias do not.
+        scale_power: Of two, the loss scale with which fp16 begins.
     """
 
     weights: Path | None
@@ -66,6 +65,8 @@ class Case:
     clipping: float = 0.0
     zero: dict[str, Any] = field(default_factory=dict)
     factor: float = 1.0
+    weight_decay: float = 0.0
+    scale_power: int = 6
 
     @property
     def num_pairs(self) -> int:
@@ -108,9 +109,12 @@ class Outcome:
         gradients: Of the first step, by name: later ones begin at other weights, by rounding.
         parameters: fp32 masters after the last step, by name.
         statistics: BatchNorm's buffers after the last step.
+        statistics_of_ranks: Of the one process: those of each rank under `local`, else one for all.
         norms: Of the gradient before clipping.
         embeds: Outputs of every forward.
         counted: Steps that DeepSpeed counted.
+        updated: Of every step whether the weights moved.
+        loss_scales: After every step; None without fp16.
         scales: Of every step as the forward used them; two with LAION's heads.
     """
 
@@ -118,9 +122,12 @@ class Outcome:
     gradients: dict[str, Tensor] = field(default_factory=dict)
     parameters: dict[str, Tensor] = field(default_factory=dict)
     statistics: dict[str, Tensor] = field(default_factory=dict)
+    statistics_of_ranks: list[dict[str, Tensor]] = field(default_factory=list)
     norms: list[float | None] = field(default_factory=list)
     embeds: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     counted: int = 0
+    updated: list[bool] = field(default_factory=list)
+    loss_scales: list[float | None] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
 
 
@@ -175,7 +182,8 @@ def resolved(case: Case) -> dict[str, Any]:
     config["train_batch_size"] = case.num_pairs
     config["gradient_clipping"] = case.clipping
     # With 1e-8 a gradient that is zero but for rounding moves its parameter by a whole learning rate either way.
-    config["optimizer"]["params"]["eps"] = 1e-4
+    config["optimizer"]["params"] |= {"eps": 1e-4, "weight_decay": case.weight_decay}
+    config["fp16"]["initial_scale_power"] = case.scale_power
     if case.precision == "bf16" and case.stage:
         config["data_types"] = {"grad_accum_dtype": "fp32"}
         config["communication_data_type"] = "fp32"
@@ -220,6 +228,8 @@ def on_a_rank(case: Case) -> Outcome:
         outcome.losses.append(float(passed.loss))
         outcome.scales += [float(s) for s in (passed.logit_scale, passed.logit_scale_t) if s is not None]
         outcome.norms.append(engine.grad_norm)
+        outcome.updated.append(passed.updated)
+        outcome.loss_scales.append(engine.loss_scale)
         outcome.gradients = outcome.gradients or engine.gradients
     outcome.embeds = forward.embeds
     for name, parameter in engine.module.named_parameters():
@@ -233,85 +243,5 @@ def on_a_rank(case: Case) -> Outcome:
 
 
 def statistics(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Copies of BatchNorm's buffers, by name."""
     return {n: b.clone() for n, b in model.named_buffers() if "running" in n or "num_batches" in n}
-
-
-def one_process(case: Case, *, dtype: torch.dtype = torch.float64) -> Outcome:
-    """The definition: the whole global batch in one graph and one slow loss, with the same groups of BatchNorm.
-
-    Under `sync` a group is a micro batch over all ranks, under `local` that of a rank; the statistics are then not
-    comparable, since every rank has its own.
-    """
-    model = zc.build({}, fused=case.fused, weights=case.weights, batch_norm=case.batch_norm, parts=case.parts).to(dtype)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4, weight_decay=0.0)
-    size = case.local if case.batch_norm == "local" else case.local * case.world
-    outcome = Outcome()
-    for step in range(1, case.steps + 1):
-        optimizer.zero_grad()
-        pairs = case.pairs(step)
-        outputs = [model(**pairs.rows(s, s + size)._asdict()) for s in range(0, case.num_pairs, size)]
-        loss = _loss(case, joined(outputs))
-        loss.backward()
-        outcome.losses.append(loss.item())
-        gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-        outcome.norms.append(float(torch.nn.utils.get_total_norm(gradients.values())))
-        outcome.gradients = outcome.gradients or gradients
-        if case.clipping:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), case.clipping)
-        optimizer.step()
-    outcome.parameters = {n: p.detach().clone() for n, p in model.named_parameters()}
-    outcome.statistics = statistics(model)
-    return outcome
-
-
-def _loss(case: Case, output: ContrastOutput) -> Tensor:
-    """Over the candidates that the negatives leave: all pairs, those of each micro batch, or each rank's of it."""
-    audio, text = output.audio_embeds, output.text_embeds
-    assert audio is not None and text is not None
-    block = {"global": case.num_pairs, "micro": case.local * case.world, "local": case.local}[case.negatives]
-
-    def of(rows: slice) -> Tensor:
-        parts = (audio[rows], text[rows], output.logit_scale)
-        if output.audio_mlp is not None:
-            assert output.text_mlp is not None and output.logit_scale_t is not None
-            heads = (output.audio_mlp[rows], output.text_mlp[rows], output.logit_scale, output.logit_scale_t)
-            return mlp_reference(TwoHeads(*parts[:2], *heads), case.groups()[rows], config=case.config)
-        if case.config.loss == "sigmoid":
-            assert output.logit_bias is not None
-            return sigmoid_reference(*parts, output.logit_bias, case.groups()[rows], config=case.config)
-        return softmax_reference(*parts, case.groups()[rows], config=case.config)
-
-    return torch.stack([of(slice(s, s + block)) for s in range(0, case.num_pairs, block)]).mean()
-
-
-def worst_gradient(outcome: Outcome, reference: Outcome) -> tuple[float, str]:
-    """The largest ||g - ref|| / max(||ref||, 1e-3 ||whole ref||) over parameters, and whose it is.
-
-    Scale and bias stand on their own: relative to themselves.
-    """
-    assert outcome.gradients.keys() == reference.gradients.keys()
-    whole = torch.stack([g.norm() for g in reference.gradients.values()]).norm()
-
-    def error(name: str) -> float:
-        ref = reference.gradients[name].double()
-        floor = 0.0 if name in ("logit_scale_a", "logit_scale_t", "logit_bias") else 1e-3 * float(whole)
-        return float((outcome.gradients[name].double().reshape(ref.shape) - ref).norm()) / max(float(ref.norm()), floor)
-
-    # Without LAION's heads nothing depends on the second scale.
-    names = [n for n, gradient in reference.gradients.items() if n != "logit_scale_t" or gradient.any()]
-    return worst({name: error(name) for name in names})
-
-
-def parameter_distance(outcome: Outcome, reference: Outcome) -> float:
-    """||p - ref|| / ||ref|| of all parameters as one vector."""
-    pairs = [(outcome.parameters[n].double().flatten(), p.double().flatten()) for n, p in reference.parameters.items()]
-    ours, theirs = (torch.cat(side) for side in zip(*pairs, strict=True))
-    return float((ours - theirs).norm() / theirs.norm())
-
-
-def difference(outcome: Outcome, reference: Outcome) -> tuple[float, float]:
-    """Cosine of the whole gradients, and how much longer ours is, as a factor."""
-    names = [name for name in reference.gradients if name in outcome.gradients]
-    ours = torch.cat([outcome.gradients[name].double().flatten() for name in names])
-    theirs = torch.cat([reference.gradients[name].double().flatten() for name in names])
-    return float(torch.cosine_similarity(ours, theirs, dim=0)), float(ours.norm() / theirs.norm())

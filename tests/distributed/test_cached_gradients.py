@@ -8,80 +8,26 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from clap_zero.model.clap import Parts
 from clap_zero.objective.config import ObjectiveConfig
 from clap_zero.testing import run_distributed
 from tests.distributed import zero_cases as zc
-from tests.distributed.cached_cases import (
-    Case,
-    Outcome,
+from tests.distributed.cached_cases import Case, Outcome, on_a_rank
+from tests.distributed.cached_reference import (
+    NOTHING_RESIDENT,
+    PROMISE,
+    check,
+    check_statistics,
     difference,
-    on_a_rank,
-    one_process,
-    parameter_distance,
+    of_stage,
+    reference,
     worst_gradient,
 )
 
-PROMISE = 1e-5
-NOTHING_RESIDENT = {"stage3_param_persistence_threshold": 0}
 SIGMOID = ObjectiveConfig(loss="sigmoid", positives="soft")
 SOFT = ObjectiveConfig(positives="soft", label_smoothing=0.1)
-
-
-@pytest.fixture(scope="session")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    """Warmed-up weights, with and without fusion."""
-    root = tmp_path_factory.mktemp("warm")
-    return {fused: zc.warmed_up(root / f"fused-{fused}", fused=fused) for fused in (False, True)}
-
-
-@pytest.fixture(scope="session")
-def with_heads(weights: dict[bool, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    """Weights with LAION's extra heads, with and without fusion; made when they are asked for."""
-    root = tmp_path_factory.mktemp("heads")
-
-    class Made(dict[bool, Path]):
-        def __missing__(self, fused: bool) -> Path:
-            self[fused] = zc.with_heads(weights[fused], root / f"fused-{fused}", fused=fused)
-            return self[fused]
-
-    return Made()
-
-
-_references: dict[str, Outcome] = {}
-
-
-def reference(case: Case, *, dtype: torch.dtype = torch.float64) -> Outcome:
-    """The one process of a case; the stage, its options and the precision do not matter to it."""
-    known = repr((replace(case, stage=0, zero={}, precision="fp32", checkpointing=False, factor=1.0), dtype))
-    if known not in _references:
-        _references[known] = one_process(case, dtype=dtype)
-    return _references[known]
-
-
-def check(case: Case) -> list[Outcome]:
-    """Loss, gradients, parameters and statistics of all ranks; gives what they ended with."""
-    outcomes, expected = run_distributed(on_a_rank, case.world, case), reference(case)
-    for step, loss in enumerate(expected.losses):
-        assert sum(o.losses[step] for o in outcomes) / case.world == pytest.approx(loss, rel=1e-6)
-    plain, _ = worst_gradient(reference(case, dtype=torch.float32), expected)
-    for outcome in outcomes:
-        worst, name = worst_gradient(outcome, expected)
-        assert worst <= min(PROMISE, 3 * plain), (worst, name, plain)
-        assert parameter_distance(outcome, expected) <= 1e-6
-        assert outcome.norms == pytest.approx(expected.norms, rel=1e-5)
-        assert outcome.counted == case.steps
-        if case.batch_norm == "sync":
-            for name, value in expected.statistics.items():
-                # Over three steps; moved twice they would be off by a tenth.
-                distance = torch.linalg.vector_norm(outcome.statistics[name].double() - value.double())
-                assert distance <= 3e-5 * torch.linalg.vector_norm(value.double()), name
-    return outcomes
-
-
-def of_stage(case: Case, stage: int) -> Case:
-    return replace(case, stage=stage, zero=NOTHING_RESIDENT if stage == 3 else {})
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -104,7 +50,9 @@ def test_matrix(world: int, accumulation: int, fused: bool, stage: int, weights:
 
 
 def test_sigmoid_with_its_bias(weights: dict[bool, Path]) -> None:
-    (outcome, _) = check(Case(weights[False], 2, fused=False, accumulation=2, config=SIGMOID))
+    """And with a decay of the weights, from which the bias and the scales are kept."""
+    case = Case(weights[False], 2, fused=False, accumulation=2, config=SIGMOID, weight_decay=0.5)
+    (outcome, _) = check(case)
     assert "logit_bias" in outcome.gradients
 
 
@@ -161,7 +109,7 @@ def test_laions_heads_in_half_precision(precision: str, with_heads: dict[bool, P
     assert cosine > 0.99 and longer == pytest.approx(1, abs=0.05)
 
 
-@pytest.mark.parametrize("batch_norm", [pytest.param("local", marks=pytest.mark.long), "frozen"])
+@pytest.mark.parametrize("batch_norm", ["local", "frozen"])
 def test_other_policies_of_batch_norm(batch_norm: str, weights: dict[bool, Path]) -> None:
     check(Case(weights[True], 2, accumulation=2, batch_norm=batch_norm))
 
@@ -199,8 +147,12 @@ def test_activation_checkpointing_recomputes_the_same(weights: dict[bool, Path])
     case = Case(weights[True], 2, accumulation=2, dropout=0.1)
     plain, *_ = run_distributed(on_a_rank, 2, case)
     recomputed, *_ = run_distributed(on_a_rank, 2, replace(case, checkpointing=True))
-    assert recomputed.losses == plain.losses
     assert worst_gradient(recomputed, plain)[0] <= PROMISE
+    for name, value in plain.statistics.items():
+        torch.testing.assert_close(recomputed.statistics[name], value, rtol=1e-6, atol=1e-6)
+    # Dropout comes after every BatchNorm: one process without it forwards the same micro batches once.
+    expected = reference(replace(case, dropout=0.0))
+    check_statistics(case, [plain], expected, limit=3e-5)
 
 
 OFFLOAD = {
@@ -228,6 +180,24 @@ def test_half_precision(stage: int, precision: str, weights: dict[bool, Path]) -
     assert sum(o.losses[0] for o in outcomes) / 2 == pytest.approx(expected.losses[0], rel=2e-2)
     cosine, longer = difference(outcomes[0], expected)
     assert cosine > 0.99 and longer == pytest.approx(1, abs=0.05)
+    check_statistics(case, outcomes, expected, limit=2e-2)
+
+
+@pytest.mark.parametrize(("world", "fused"), [(1, False), pytest.param(2, True, marks=pytest.mark.long)])
+def test_an_overflow_skips_the_step_once(world: int, fused: bool, weights: dict[bool, Path]) -> None:
+    """A loss scale of 2^26 overflows fp16 gradients: one skipped step and one halving for each global batch."""
+    case = Case(weights[fused], 2, world, 2, fused=fused, precision="fp16", scale_power=26, steps=2)
+    stored = load_file(weights[fused] / "model.safetensors")
+    for outcome in run_distributed(on_a_rank, world, case):
+        assert outcome.updated == [False, False]
+        assert outcome.loss_scales == [2.0**25, 2.0**24]
+        assert outcome.counted == 2, "DeepSpeed counts steps that it skips"
+        for name, value in outcome.parameters.items():
+            assert torch.equal(value, stored[name].half().float().reshape(value.shape)), name
+        for name, value in outcome.statistics.items():
+            assert value.isfinite().all(), name
+            if "num_batches" in name and not fused:
+                assert value == stored[name] + case.steps * case.accumulation, name
 
 
 @cache

@@ -14,7 +14,8 @@ from clap_zero.distributed.collectives import all_reduce_sum, rank_and_size
 from clap_zero.objective import chunked
 from clap_zero.testing import run_distributed
 from tests.distributed import zero_cases as zc
-from tests.distributed.cached_cases import statistics, worst_gradient
+from tests.distributed.cached_cases import statistics
+from tests.distributed.cached_reference import worst_gradient
 
 LOCAL = 4
 SHARES = {"none": (), "one": (1,), "some": (0, 2, 5), "all": tuple(range(8))}
@@ -86,13 +87,6 @@ def compare(case: Case) -> None:
         if case.batch_norm == "sync":
             for name, value in reference.buffers.items():
                 torch.testing.assert_close(outcome.buffers[name].to(value.dtype), value, rtol=1e-6, atol=1e-6)
-
-
-@pytest.fixture(scope="session")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    """Warmed-up weights, with and without fusion."""
-    root = tmp_path_factory.mktemp("warm")
-    return {fused: zc.warmed_up(root / f"fused-{fused}", fused=fused) for fused in (False, True)}
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
