@@ -99,8 +99,6 @@ check_hostfile() {  # before anything is installed or started; the launcher chec
 
 num_devices() { "$PY" -c 'import torch; print(torch.cuda.device_count())'; }
 
-free_port() { "$PY" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'; }
-
 signal_ranks() {  # signal_ranks PID: asks the ranks below the launcher PID to write a checkpoint and stop
     "$PY" - "$1" <<'PYTHON' || true
 import sys

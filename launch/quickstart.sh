@@ -21,7 +21,7 @@ say "$train_shards"
 say "$test_shards"
 
 say "== 3/4 training"
-command=(deepspeed --master_port "$(free_port)")
+command=(deepspeed)
 ranks=()
 arguments=(--ds_config ds_configs/zero2.json)
 if [ "$(num_devices)" = 0 ]; then

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import stat
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.integration.jobs import BIN, FAST, MODULE, run
 
@@ -137,3 +139,35 @@ def test_torchrun_elastic_restarts_and_the_run_goes_on(tmp_path: Path, shards: t
     assert code == 0, output
     assert "attempt 2, from step" in output
     assert (tmp_path / "run" / "checkpoints" / "step-00000012").is_dir()
+
+
+@pytest.mark.long
+def test_the_command_of_the_kubernetes_manifest_finds_its_place(tmp_path: Path, root: Path, port: int) -> None:
+    """Two pods as the operator would set them up: it tells torchrun everything in PET_ variables."""
+    manifest = yaml.safe_load((root / "launch" / "kubernetes" / "pytorchjob.yaml").read_text())
+    replica = manifest["spec"]["pytorchReplicaSpecs"]["Master"]
+    command = replica["template"]["spec"]["containers"][0]["command"]
+    words = [str(BIN / command[0]), *(SHOWN if word == MODULE else word for word in command[1:3]), "--", "x y"]
+    common = {
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_MASTER_ADDR": "127.0.0.1",
+        "PET_MASTER_PORT": str(port),
+    }
+    pods = [
+        subprocess.Popen(
+            words,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | common | {"PET_NODE_RANK": str(node), "RANK": str(node), "WORLD_SIZE": "2"},
+        )
+        for node in range(2)
+    ]
+    ranks = shown("".join(pod.communicate(timeout=120)[0] for pod in pods))
+    assert [pod.returncode for pod in pods] == [0, 0]
+    assert [(one["variables"]["RANK"], one["variables"]["LOCAL_RANK"]) for one in ranks] == [
+        *(("0", "0"), ("1", "1"), ("2", "0"), ("3", "1")),
+    ]
+    assert {one["variables"]["WORLD_SIZE"] for one in ranks} == {"4"}
+    assert [one["arguments"] for one in ranks] == [["x y"]] * 4
