@@ -55,6 +55,7 @@ print("SEEN" + json.dumps(seen))
 """
 
 
+@pytest.mark.long
 def test_rates_are_deepspeeds_own() -> None:
     words = [sys.executable, "-W", "ignore", "-c", REAL]
     done = subprocess.run(words, input=json.dumps([CASES, PEAK, STEPS]), capture_output=True, text=True, check=False)
