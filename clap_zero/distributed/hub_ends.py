@@ -76,8 +76,7 @@ class Center(Station):
         self._look_for_missing()
         verdict = self.judge.verdict() or self._hang()
         if verdict is not None:
-            said = {"verdict": verdict.cause, "rank": verdict.rank, "pid": verdict.pid, "host": verdict.host}
-            self.say(said)
+            self.say({"verdict": verdict.cause, "rank": verdict.rank})
             self.flush()
         return verdict
 
@@ -179,8 +178,6 @@ class Outpost(Station):
                     text_of(message, "verdict"),
                     number_of(message, "rank", default=-1),
                     is_told=True,
-                    pid=number_of(message, "pid"),
-                    host=text_of(message, "host"),
                 )
             if "stacks" in message:
                 self._line.send(self.own_stack())

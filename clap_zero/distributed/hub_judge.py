@@ -73,15 +73,11 @@ class Verdict:
         cause: One line for people.
         rank: The rank that is to blame, None if no single one is.
         is_told: Whether that rank says the same itself.
-        pid: Process of a rank that has to be ended because it will not end by itself; 0: none.
-        host: Where that is.
     """
 
     cause: str
     rank: int | None = None
     is_told: bool = False
-    pid: int = 0
-    host: str = ""
 
 
 class Judge:
@@ -166,7 +162,7 @@ class Judge:
                 else:
                     cause = f"no contact with {peer.name} for {limit:g} s (last: {peer.place})"
                     cause += ": its host, or the network between, is gone"
-                return Verdict(cause, peer.rank, pid=peer.pid, host=peer.host)
+                return Verdict(cause, peer.rank)
         return None
 
     def _early_end(self) -> Verdict | None:
@@ -201,9 +197,7 @@ class Judge:
         text += f"; {behind.name} is behind, in {behind.place}. Stacks of all ranks: {where}"
         if behind.frames:
             return Verdict(f"{text}\ninnermost frames of rank {behind.rank}:\n{behind.frames}", behind.rank)
-        # It will not hear of the verdict either.
-        text += ". It did not send its own: it is stuck outside Python"
-        return Verdict(text, behind.rank, pid=behind.pid, host=behind.host)
+        return Verdict(f"{text}. It did not send its own: it is stuck outside Python", behind.rank)
 
     def _under_way(self) -> list[Peer]:
         return [peer for peer in self.peers.values() if peer.watched and peer.phase != "end"]

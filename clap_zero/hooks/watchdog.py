@@ -20,17 +20,12 @@ from pathlib import Path
 
 from clap_zero.config.schema import DistributedSection
 from clap_zero.distributed import hub
+from clap_zero.distributed.beat_keeper import STACK_SIGNAL, BeatKeeper
 from clap_zero.distributed.collectives import Board
 from clap_zero.distributed.hub_judge import CLOSE_GRACE_S, Verdict
 from clap_zero.distributed.hub_station import Settings, Station
-from clap_zero.distributed.world import (
-    World,
-    describe_process,
-    meeting_address,
-    report_exit_code,
-    speaks_for_host,
-    was_launched,
-)
+from clap_zero.distributed.place import describe_process, meeting_address, speaks_for_host, was_launched
+from clap_zero.distributed.world import World, report_exit_code
 from clap_zero.errors import LaunchError
 from clap_zero.launching import command
 from clap_zero.phases import current
@@ -46,9 +41,6 @@ LEAVE_AFTER_S = 1.0
 LAST_WORDS_S = 2.0
 """How long printing may take: an output that nobody reads must not keep a rank alive."""
 
-DEAD_MAN_S = 10.0
-"""So much longer than `heartbeat_timeout_s` this thread may be kept from running before the process is ended."""
-
 
 class Watchdog:
     """Remembers the first signal; ends the process at a second Ctrl-C, or when the launcher or a rank has died."""
@@ -63,7 +55,7 @@ class Watchdog:
         self._station: Station | None = None
         self._verdict: Verdict | None = None
         self._verdict_time = 0.0
-        self._dead_man_s: float | None = None
+        self._keeper: BeatKeeper | None = None
         self._thread = threading.Thread(target=self._watch, name="clap_zero-watchdog", daemon=True)
         self._pipe: tuple[int, int] | None = None
 
@@ -106,7 +98,7 @@ class Watchdog:
         one_host = world.local_size == world.size
         self._station = hub.open_hub(settings, board=Board(), address=meeting_address(), one_host=one_host, warn=_print)
         if self._station is not None and limits.heartbeat_timeout_s is not None:
-            self._dead_man_s = limits.heartbeat_timeout_s + DEAD_MAN_S
+            self._keeper = _keeper(limits.heartbeat_timeout_s)
 
     def _watch(self) -> None:
         while True:
@@ -126,19 +118,17 @@ class Watchdog:
 
     def _wait(self) -> None:
         """Let POLL_S pass, or hear of the other ranks earlier."""
+        if self._keeper is not None:
+            self._keeper.beat()
         station = self._station
         if station is None:
             time.sleep(POLL_S)
             return
-        if self._dead_man_s is not None:
-            # A thread in C: it acts even when a call that never returns keeps Python from running at all.
-            faulthandler.dump_traceback_later(self._dead_man_s, exit=True)
         try:
             verdict = station.poll(POLL_S)
         except (OSError, ValueError) as error:
             _print(f"clap_zero: warning: this rank no longer watches the others: {type(error).__name__}: {error}")
-            self._station, self._dead_man_s = None, None
-            faulthandler.cancel_dump_traceback_later()
+            self._station = None
             hub.close_hub()
             return
         if verdict is not None and self._verdict is None:
@@ -154,7 +144,6 @@ class Watchdog:
             return
         if verdict is None or now < self._verdict_time + LEAVE_AFTER_S:
             return
-        _end_sibling(verdict)
         # Rank 0 speaks for all. Of a rank 0 that is gone, one rank a host tells.
         rank = station.settings.rank
         tells = rank == 0 or (not verdict.is_told and (rank == 1 or speaks_for_host()))
@@ -200,21 +189,19 @@ def _leave(reason: str | None, *, exit_code: int = LaunchError.exit_code) -> Non
         os._exit(exit_code)
 
 
+def _keeper(timeout_s: float) -> BeatKeeper | None:
+    """What ends this process when this thread cannot; None where no process can be started."""
+    faulthandler.register(STACK_SIGNAL, all_threads=True)
+    try:
+        return BeatKeeper(timeout_s)
+    except OSError as error:
+        _print(f"clap_zero: warning: nothing ends this rank if it is stuck outside Python ({error})")
+        return None
+
+
 def _print(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
-
-
-def _end_sibling(verdict: Verdict) -> None:
-    """Kill the rank that a verdict is on, if it is one of this launcher's and does not answer.
-
-    A process that is stopped, or stuck in C, obeys no launcher's SIGTERM, and launchers wait 30 s before they kill.
-    """
-    is_here = verdict.pid > 0 and verdict.pid != os.getpid() and verdict.host == socket.gethostname()
-    # Another container may call another process by this number: that one has another parent.
-    if is_here and _parent_of(verdict.pid) == os.getppid():
-        with contextlib.suppress(OSError):
-            os.kill(verdict.pid, signal.SIGKILL)
 
 
 def _launcher_ancestors(parent: int) -> list[tuple[int, Callable[[], bool]]]:

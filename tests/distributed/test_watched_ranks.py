@@ -110,9 +110,11 @@ def test_an_error_is_quoted_by_rank_0_after_its_rank_has_ended(tmp_path: Path) -
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("scene", "code"), [("stop", -9), ("stuck_in_c", -9)])
-def test_a_rank_that_no_signal_reaches_is_killed_by_the_others(tmp_path: Path, scene: str, code: int) -> None:
+@pytest.mark.parametrize("scene", ["stop", "stuck_in_c"])
+def test_a_rank_that_no_signal_reaches_is_killed(tmp_path: Path, scene: str) -> None:
     job = Job(scene, tmp_path, size=2, at_most_s=30)
-    assert job.codes == [5, code], job.texts
-    assert max(job.ended_s) < 8
+    assert job.codes == [5, -9], job.texts
+    assert max(job.ended_s) < 10
     assert re.search(r"rank 1 on \S+ has not been heard of for 3 s \(last: backward of step 7\)", job.texts[0])
+    assert "does not run for 3 s: stopped, or stuck outside Python; killed" in job.texts[1]
+    assert scene == "stop" or "in stuck_in_c" in job.texts[1], "its stacks"

@@ -41,7 +41,8 @@ def stuck_in_c(rank: int, size: int) -> None:
     if rank == size - 1:
         import ctypes
 
-        ctypes.PyDLL(None).sleep(10_000)
+        while True:  # the question for the stacks wakes it up
+            ctypes.PyDLL(None).sleep(10_000)
     dist.all_reduce(torch.ones(1))
 
 

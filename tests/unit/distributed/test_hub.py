@@ -116,7 +116,7 @@ def test_silence_on_either_side(bed: Bed) -> None:
     bed.rounds(bed.joined)
     del bed.outposts[1]
     seen = bed.rounds(lambda: False, at_most_s=1.0)
-    assert "rank 1 on node1 has not been heard of for 0.5 s" in seen[0].cause and seen[0].pid == os.getpid()
+    assert "rank 1 on node1 has not been heard of for 0.5 s" in seen[0].cause
     bed.center, center = None, bed.center
     bed.outposts[1] = quiet
     time.sleep(0.1)

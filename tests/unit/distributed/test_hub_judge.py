@@ -71,7 +71,7 @@ def test_silence_is_noticed_after_the_timeout_and_has_the_last_place() -> None:
         assert one.verdict() is None
         one.advance(1.0)
     verdict = one.verdict()
-    assert verdict is not None and (verdict.rank, verdict.pid, verdict.host) == (3, 103, "node1")
+    assert verdict is not None and verdict.rank == 3
     assert "rank 3 on node1 has not been heard of for 30 s (last: backward of step 12)" in verdict.cause
 
 
