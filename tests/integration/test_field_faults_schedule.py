@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clap_zero.training.schedule import Schedule
-from tests.integration.jobs import FAST, command, run, steps
+from tests.integration.jobs import ROOT, command, run, steps
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
@@ -18,9 +18,9 @@ def rates(folder: Path, launcher: str, shards: tuple[Path, Path], port: int, *fl
     """The rate that DeepSpeed's optimizer had in each step of a run of two micro batches of 2 a step and rank."""
     num_ranks = 1 if launcher == "alone" else 2
     folder.mkdir()
-    words = [*FAST, "--data.train", str(shards[0]), "--run_dir", "run", "--wandb.mode", "disabled"]
-    words += ["--train.micro_batch_size", "2", "--train.global_batch_size", str(4 * num_ranks)]
-    words += ["--train.max_steps", str(NUM_STEPS), *flags]
+    words = ["--ds_config", str(ROOT / "ds_configs" / "zero2.json"), "--ds.bf16", "null", "--wandb.mode", "disabled"]
+    words += ["--data.train", str(shards[0]), "--run_dir", "run", "--train.max_steps", str(NUM_STEPS)]
+    words += ["--train.micro_batch_size", "2", "--train.global_batch_size", str(4 * num_ranks), *flags]
     code, output = run(command(launcher, *words, port=port), cwd=folder)
     assert code == 0, output
     assert f"micro 2 x accumulation 2 x world {num_ranks}" in output
@@ -28,7 +28,8 @@ def rates(folder: Path, launcher: str, shards: tuple[Path, Path], port: int, *fl
 
 
 def test_t12_one_cosine_for_all_settings(tmp_path: Path, shards: tuple[Path, Path], port: int) -> None:
-    flags = ["--train.warmup_steps", str(WARMUP_STEPS), "--train.min_learning_rate", str(MINIMUM)]
+    flags = ["--train.warmup_steps", str(WARMUP_STEPS), "--train.learning_rate", str(PEAK)]
+    flags += ["--train.min_learning_rate", str(MINIMUM)]
     alone = rates(tmp_path / "one", "alone", shards, port, *flags)
     two = rates(tmp_path / "two", "deepspeed -m", shards, port, *flags)
     assert alone == two, "one curve"
