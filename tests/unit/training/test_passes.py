@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from clap_zero.distributed.world import World
 from clap_zero.model.clap import ContrastOutput
-from clap_zero.objective.config import ObjectiveConfig
-from clap_zero.training.objective import RunObjective, joined
+from clap_zero.training.objective import joined
 from clap_zero.training.passes import CachedPasses, Forward, Inputs, MicroPasses
+from tests.unit.training.plain_engine import PLAIN, PlainEngine, Ready
 
 SIZES = (3, 2, 4)
 
@@ -39,31 +39,6 @@ class Model(nn.Module):
         return ContrastOutput(*(F.normalize(t, dim=1) for t in embeds), self.raw_scale.exp())
 
 
-class PlainEngine:
-    """What passes ask of an engine, without one: gradients add up, and nothing moves."""
-
-    def __init__(self, model: Model) -> None:
-        self.module = model
-        self.divided: list[bool] = []
-
-    def __call__(self, **inputs: Any) -> ContrastOutput:
-        return self.module(**inputs)
-
-    def backward(self, loss: Tensor, *, divide: bool = True) -> None:
-        self.divided.append(divide)
-        (loss / len(SIZES) if divide else loss).backward()
-
-    def step(self) -> bool:
-        return len(self.divided) == len(SIZES)
-
-
-class Ready(Forward):
-    """Takes inputs as they are."""
-
-    def inputs(self, batch: Any) -> Inputs:
-        return batch
-
-
 def parts() -> list[Inputs]:
     random = torch.Generator().manual_seed(1)
     rows = [torch.randn(9, 6, generator=random).split(SIZES) for _ in range(2)]
@@ -72,9 +47,9 @@ def parts() -> list[Inputs]:
 
 
 def passes(kind: Any, model: Model) -> tuple[Any, PlainEngine, Forward]:
-    engine = PlainEngine(model)
-    forward = Ready(engine, features=None, seed=5, world=World(0, 1, 0, 1, torch.device("cpu")))  # type: ignore[arg-type]
-    return kind(forward, objective=RunObjective(ObjectiveConfig(positives="off"))), engine, forward
+    engine = PlainEngine(model, accumulation=len(SIZES))
+    forward = Ready(engine, world=World(0, 1, 0, 1, torch.device("cpu")))
+    return kind(forward, objective=PLAIN), engine, forward
 
 
 def buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -85,7 +60,7 @@ def whole(model: Model) -> tuple[Tensor, list[Tensor]]:
     """One graph over all micro batches, seeded as the passes are."""
     _, _, forward = passes(CachedPasses, model)
     outputs = [forward.embed(inputs, step=3, micro_index=index) for index, inputs in enumerate(parts())]
-    loss, _ = RunObjective(ObjectiveConfig(positives="off")).share(joined(outputs), torch.arange(9))
+    loss, _ = PLAIN.share(joined(outputs), torch.arange(9))
     return loss.detach(), list(torch.autograd.grad(loss, list(model.parameters())))
 
 
@@ -135,7 +110,7 @@ def test_plain_passes_take_a_loss_for_each_micro_batch(model: Model) -> None:
     for name, value in start.items():
         model.get_buffer(name).copy_(value)
     alone = [
-        plain._objective.share(forward.embed(inputs, step=3, micro_index=index), inputs.groups)[0].item()
+        PLAIN.share(forward.embed(inputs, step=3, micro_index=index), inputs.groups)[0].item()
         for index, inputs in enumerate(parts())
     ]
     assert result.loss == pytest.approx(sum(alone) / 3, rel=1e-6)
