@@ -136,8 +136,8 @@ def _told_ranks(reports: list[RankReport]) -> list[str]:
     """The table, and the links in one line."""
     groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank, report in enumerate(reports):
-        key = (report.facts.host, report.device, told_bytes(report.memory_bytes), str(report.threads))
-        groups[key if len(reports) > SHOWN_RANKS else (*key, str(rank))].append(rank)
+        alike = (report.facts.host, report.device, told_bytes(report.memory_bytes), str(report.threads))
+        groups[alike if len(reports) > SHOWN_RANKS else (*alike, str(rank))].append(rank)
     rows = []
     for key, ranks in groups.items():
         links = [link.from_previous_hz for rank in ranks if (link := reports[rank].link) is not None]
