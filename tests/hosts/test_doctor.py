@@ -1,4 +1,4 @@
-"""The doctor across hosts, one of which is not as the others: one line with its name, what is there, what is expected."""
+"""The doctor across hosts, one of them not as the others: one line with its name, what is there, what is expected."""
 
 from __future__ import annotations
 
