@@ -87,7 +87,7 @@ def main() -> None:
             try:
                 got = measure(fault, data)
             except AssertionError as error:
-                print(f"{fault.name}: not measured: {error}", flush=True)
+                print(f"{fault.name}: not measured: {str(error).splitlines()[0]}", flush=True)
                 continue
             if args.outputs is not None:
                 args.outputs.mkdir(parents=True, exist_ok=True)

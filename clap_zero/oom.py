@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 _SIGNS = ("DefaultCPUAllocator: can't allocate", "DefaultCPUAllocator: not enough memory", "CUDA out of memory")
+_ONEDNN = "could not create a primitive"
+"""All that oneDNN says where it cannot have its buffers; what it does not support is a "primitive descriptor"."""
+
 _ASKED = re.compile(r"(?:allocate|Unable to allocate) ([\d.]+ ?(?:bytes|[KMGTPE]i?B))")
 _CAPACITY = re.compile(r"total capacity of ([\d.]+ ?[KMGTPE]iB)")
 
@@ -29,7 +32,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory could not be had, on the device or on the host."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+    text = str(error)
+    return isinstance(error, RuntimeError) and (text.strip() == _ONEDNN or any(sign in text for sign in _SIGNS))
 
 
 def describe(error: BaseException, *, phase: str) -> str:

@@ -33,6 +33,10 @@ GIVE_UP_S = 150.0
 
 FAULT_STEP = 3
 
+LOST = frozenset({5, 247, 255})
+"""pdsh gives the largest code of all hosts: 5 of ranks that lost another, 247 that DeepSpeed's launch.py makes of a
+killed one, 255 of an ssh that lost its host. The scripts in launch/ give 5."""
+
 
 @dataclass
 class Scene:
@@ -91,7 +95,7 @@ class Fault:
     told: Mapping[str, str]
     inject: Action | None = None
     prepare: Action | None = None
-    codes: frozenset[int] = frozenset({5})
+    codes: frozenset[int] = LOST
     flags: tuple[str, ...] = ()
     slots: int = 1
     survives: bool = False

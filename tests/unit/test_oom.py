@@ -10,7 +10,13 @@ from clap_zero import oom
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("shapes differ"), OSError(28, "No space left on device"), KeyError("a")]
+    "error",
+    [
+        RuntimeError("shapes differ"),
+        RuntimeError("could not create a primitive descriptor for a convolution"),
+        OSError(28, "No space left on device"),
+        KeyError("a"),
+    ],
 )
 def test_other_errors_are_not_out_of_memory(error: Exception) -> None:
     assert not oom.is_out_of_memory(error)
@@ -20,6 +26,10 @@ def test_memory_that_python_cannot_have_is() -> None:
     with pytest.raises(MemoryError) as caught:
         bytearray(1 << 60)
     assert oom.is_out_of_memory(caught.value)
+
+
+def test_buffers_that_onednn_cannot_have_are() -> None:
+    assert oom.is_out_of_memory(RuntimeError("could not create a primitive"))
 
 
 def test_the_kernel_counts_its_kills() -> None:
