@@ -15,6 +15,9 @@ from clap_zero.audio.clips import ClipBatch, FeatureConfig
 from clap_zero.data.partition import DataPosition
 from clap_zero.data.places import ReadPolicy
 
+AHEAD_BYTES = 2_000_000_000
+"""Host memory of a rank that waveforms may take which are prepared ahead."""
+
 
 @dataclass(frozen=True)
 class LoaderPlan:
@@ -64,6 +67,29 @@ class LoaderPlan:
     def global_batch(self) -> int:
         """Samples of a step over all ranks and micro batches."""
         return self.micro_batch * self.accumulation * self.world_size
+
+
+def batches_ahead(
+    features: FeatureConfig, *, micro_batch: int, accumulation: int, workers: int, max_seconds: float
+) -> int:
+    """Batches for a worker to prepare ahead where a step draws all of its own at once, and then none for long.
+
+    Args:
+        features: how clips are cut.
+        micro_batch: samples of a batch.
+        accumulation: batches of a step.
+        workers: loader processes of the rank.
+        max_seconds: longest part of a clip that is decoded, in seconds.
+
+    Returns:
+        Enough for the next step, as far as `AHEAD_BYTES` go; the loader's usual number at least.
+    """
+    num_samples = float(features.max_samples)
+    if features.truncation == "fusion":  # its views are made of the whole clip, where otherwise a crop travels
+        num_samples = max(num_samples, max_seconds * features.sample_rate_hz)
+    batch_bytes = torch.int16.itemsize * num_samples * micro_batch
+    fitting = int(AHEAD_BYTES / (batch_bytes * max(1, workers)))
+    return max(LoaderPlan.prefetch, min(fitting, -(-accumulation // max(1, workers)) + 1))
 
 
 def _without_clips(values: dict[str, Any]) -> dict[str, Any]:

@@ -154,20 +154,24 @@ class CachedPasses:
 
     def run(self, batches: Iterator[Batch], *, step: int) -> PassResult:
         """See `Passes.run`."""
-        inputs = [self._forward.inputs(batch) for batch in batches]
-        output = self._embed_all(inputs, step=step)
+        inputs, output = self._embed_all(batches, step=step)
         groups = torch.cat([micro_batch.groups for micro_batch in inputs])
         loss, gradients, figures = self._objective.gradients(output, groups)
         updated = self._send_back(inputs, gradients, step=step)
         return _result(loss, figures, output, updated=updated)
 
     @torch.no_grad()
-    def _embed_all(self, inputs: list[Inputs], *, step: int) -> ContrastOutput:
-        """First pass. BatchNorm's statistics move as in the second, and are as before afterwards."""
+    def _embed_all(self, batches: Iterator[Batch], *, step: int) -> tuple[list[Inputs], ContrastOutput]:
+        """First pass. BatchNorm's statistics move as in the second, and are as before afterwards.
+
+        Each micro batch is embedded as soon as it is drawn, so that the loader prepares the next ones meanwhile.
+        """
+        inputs, outputs = [], []
         with _buffers_restored(self._forward.engine.module):
-            return joined(
-                [self._forward.embed(inputs[index], step=step, micro_index=index) for index in range(len(inputs))]
-            )
+            for micro_index, batch in enumerate(batches):
+                inputs.append(self._forward.inputs(batch))
+                outputs.append(self._forward.embed(inputs[-1], step=step, micro_index=micro_index))
+        return inputs, joined(outputs)
 
     def _send_back(self, inputs: list[Inputs], gradients: ContrastOutput, *, step: int) -> bool:
         """Second pass: each micro batch again, with gradient. Empties `inputs`, so that memory falls as it goes."""

@@ -16,7 +16,7 @@ from clap_zero.checkpoint.state import TrainState, load
 from clap_zero.checkpoint.store import CheckpointStore
 from clap_zero.config.objective import needs_caching
 from clap_zero.config.preset import load_preset
-from clap_zero.data.batch import LoaderPlan
+from clap_zero.data.batch import LoaderPlan, batches_ahead
 from clap_zero.data.index import policy_of
 from clap_zero.data.loader import eval_batches, train_batches
 from clap_zero.data.partition import DataPosition
@@ -156,6 +156,15 @@ def _passes(settled: Settled, engine: Engine, *, features: ClapFeatures, world: 
 
 def _train_plan(settled: Settled, reading: dict[str, Any], *, state: TrainState, world: World) -> LoaderPlan:
     run, resolved = settled.run, settled.resolved
+    prefetch = LoaderPlan.prefetch
+    if needs_caching(run.objective.negatives, accumulation=resolved.accumulation):
+        prefetch = batches_ahead(
+            reading["features"],
+            micro_batch=resolved.micro_batch,
+            accumulation=resolved.accumulation,
+            workers=reading["workers"],
+            max_seconds=run.data.max_seconds,
+        )
     return LoaderPlan(
         **reading,
         micro_batch=resolved.micro_batch,
@@ -163,6 +172,7 @@ def _train_plan(settled: Settled, reading: dict[str, Any], *, state: TrainState,
         position=DataPosition(epoch=state.epoch, offset=state.offset),
         shuffle_shards=run.data.shuffle_shards,
         blacklist=run.data.blacklist,
+        prefetch=prefetch,
     )
 
 

@@ -83,6 +83,19 @@ def test_cached_passes_are_one_graph_over_uneven_micro_batches(model: Model) -> 
             torch.testing.assert_close(parameter.grad, right, rtol=1e-4, atol=1e-6)
 
 
+def test_each_micro_batch_is_embedded_as_soon_as_it_is_drawn(model: Model) -> None:
+    """The loader then prepares the next ones while the model computes."""
+    calls = []
+
+    def drawing() -> Iterator[Inputs]:
+        for inputs in parts():
+            calls.append(model.calls)
+            yield inputs
+
+    passes(CachedPasses, model)[0].run(drawing(), step=3)
+    assert calls == [0, 1, 2] and model.calls == 6
+
+
 def test_statistics_move_as_in_one_pass(model: Model) -> None:
     start = buffers(model)
     passes(MicroPasses, model)[0].run(iter(parts()), step=3)
