@@ -10,15 +10,20 @@ and counts the rest part by part. `bytes_per_pair` was counted with torch.autogr
 that autograd keeps for one more 10 s clip (longer than 10 s in fused models) with 77 tokens, in fp32 training mode.
 With checkpointing it is what stays between the layers, plus all of the layer that is recomputed at one time (the
 largest stage of HTSAT). TEMPORARIES stands for what autograd does not keep: gradients of activations and kernels'
-workspace.
+workspace. Where a step embeds its micro batches twice, the log-mels of all of them stay on the device: `held_bytes`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from clap_zero.config.preset import Preset
+from clap_zero.config.objective import needs_caching
+from clap_zero.config.preset import Preset, load_preset
 from clap_zero.errors import ConfigError
+
+if TYPE_CHECKING:
+    from clap_zero.config.schema import RunConfig
 
 TEMPORARIES = 1.5
 LOW_PRECISION = 0.6
@@ -26,6 +31,8 @@ FIXED_BYTES = 20
 PROCESS_BYTES = 1_000_000_000
 MEMORY_SHARE = 0.8
 """Share of a rank's memory that is planned for."""
+MEL_BYTES = 4 * 1001 * 64
+"""Log-mel of 10 s, fp32, as every preset has it: frames x bands. With fusion there are four of them."""
 MIN_PAIRS = 2
 """Smallest micro batch that "auto" chooses: BatchNorm on a rank needs two values."""
 MIN_STEPS_PER_EPOCH = 4
@@ -57,12 +64,22 @@ class Batch:
         return f"micro {self.micro} x accumulation {self.accumulation} x world {world_size} = global {self.whole}"
 
 
-def largest_micro_batch(preset: Preset, *, memory_bytes: int, checkpointing: bool, low_precision: bool) -> int | None:
-    """Pairs that fit into a rank by the memory rule above; None where the memory is not known (0 bytes)."""
+def largest_micro_batch(
+    preset: Preset, *, memory_bytes: int, checkpointing: bool, low_precision: bool, held: int = 0
+) -> int | None:
+    """Pairs that fit into a rank by the memory rule above; None where the memory is not known (0 bytes).
+
+    Args:
+        preset: of the model.
+        memory_bytes: of the rank.
+        checkpointing: whether activations are recomputed.
+        low_precision: whether the forward is in bf16 or fp16.
+        held: `held_bytes` of the step.
+    """
     if memory_bytes <= 0:
         return None
     pair_bytes = activation_bytes(preset, num_pairs=1, checkpointing=checkpointing, low_precision=low_precision)
-    room_bytes = MEMORY_SHARE * memory_bytes - FIXED_BYTES * preset.num_parameters - PROCESS_BYTES
+    room_bytes = MEMORY_SHARE * memory_bytes - FIXED_BYTES * preset.num_parameters - PROCESS_BYTES - held
     return max(0, int(room_bytes // pair_bytes))
 
 
@@ -70,6 +87,21 @@ def activation_bytes(preset: Preset, *, num_pairs: int, checkpointing: bool, low
     """Memory of a micro batch's activations at the peak, in the backward, by the memory rule above."""
     pair = preset.bytes_per_pair_checkpointed if checkpointing else preset.bytes_per_pair
     return int(num_pairs * pair * TEMPORARIES * (LOW_PRECISION if low_precision else 1.0))
+
+
+def held_bytes(run: RunConfig, *, micro_batch: int, accumulation: int) -> int:
+    """Memory of what a step keeps on the device between its two passes: the log-mels of a rank's pairs.
+
+    Args:
+        run: of the step; its negatives decide whether there are two passes, its model and data how large a log-mel is.
+        micro_batch: pairs per forward and rank.
+        accumulation: forwards per optimizer step.
+    """
+    if not needs_caching(run.objective.negatives, accumulation=accumulation):
+        return 0
+    truncation = run.data.truncation
+    fused = load_preset(run.model.preset).fuses if truncation == "auto" else truncation == "fusion"
+    return micro_batch * accumulation * MEL_BYTES * (4 if fused else 1)
 
 
 def fill_batch(

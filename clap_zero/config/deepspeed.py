@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from clap_zero.config.batch import Batch, fill_batch, largest_micro_batch
+from clap_zero.config.batch import Batch, fill_batch, held_bytes, largest_micro_batch
 from clap_zero.config.ds_contradictions import refuse_contradictions
 from clap_zero.config.ds_effects import settle_effects
 from clap_zero.config.ds_json import check_keys, load_ds_json
@@ -84,6 +84,11 @@ class ResolvedDeepSpeed:
     run: RunConfig
     total_steps: int | None
     explanation: list[str] = field(default_factory=list)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the log-mels that a rank keeps between two passes; see `batch.held_bytes`."""
+        return held_bytes(self.run, micro_batch=self.micro_batch, accumulation=self.accumulation)
 
 
 def resolve(
@@ -172,16 +177,28 @@ def _settle_batch(
     """Writes the three batch numbers into the config; returns the lines that explain them."""
     preset = load_preset(run.model.preset)
     low_precision = any(lookup(config, f"{name}.enabled") for name in ("bf16", "fp16"))
-    most = largest_micro_batch(
-        preset, memory_bytes=machine.memory_bytes, checkpointing=checkpointing, low_precision=low_precision
-    )
-    batch, why = fill_batch(
-        _given_batch(config, run, before=before, world_size=world_size),
-        world_size=world_size,
-        target=preset.global_batch_size,
-        largest_micro=most,
-        num_samples=machine.num_samples,
-    )
+    given = _given_batch(config, run, before=before, world_size=world_size)
+
+    def filled(held: int) -> tuple[Batch, list[str]]:
+        return fill_batch(
+            given,
+            world_size=world_size,
+            target=preset.global_batch_size,
+            largest_micro=largest_micro_batch(
+                preset,
+                memory_bytes=machine.memory_bytes,
+                checkpointing=checkpointing,
+                low_precision=low_precision,
+                held=held,
+            ),
+            num_samples=machine.num_samples,
+        )
+
+    batch, why = filled(0)
+    assert batch.micro is not None and batch.accumulation is not None
+    held = held_bytes(run, micro_batch=batch.micro, accumulation=batch.accumulation)
+    if held:  # only now known: a step in one pass holds nothing
+        batch, why = filled(held)
     config.update(zip(BATCH_KEYS, (batch.micro, batch.accumulation, batch.whole), strict=True))
     return why
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import model_validator
 
 from clap_zero.config.section import Section, key
+
+if TYPE_CHECKING:
+    from clap_zero.config.deepspeed import ResolvedDeepSpeed
 
 Loss = Literal["softmax", "sigmoid"]
 Positives = Literal["off", "mask", "soft"]
@@ -60,8 +63,8 @@ def contradiction(*, loss: Loss, positives: Positives, label_smoothing: float, h
         )
     if beta and positives == "soft":
         return (
-            f"objective.hard_negative_beta {beta:g} has no definition for several positives: set it to 0, or "
-            "objective.positives to mask"
+            f"objective.hard_negative_beta {beta:g} has no definition for several positives, so not beside "
+            "objective.positives soft (the default): add --objective.positives mask or off, or set it to 0"
         )
     return None
 
@@ -76,33 +79,46 @@ def needs_caching(negatives: str, *, accumulation: int) -> bool:
     return negatives == "global" and accumulation > 1
 
 
-def told_objective(objective: ObjectiveSection, *, micro_batch: int, accumulation: int, world_size: int) -> list[str]:
-    """Lines that say which negatives are in force, what they cost, and which variant is minimised.
+def told_objective(resolved: ResolvedDeepSpeed, *, world_size: int) -> list[str]:
+    """What is minimised over which negatives, and what these cost.
 
     Args:
-        objective: The keys.
-        micro_batch: Pairs per forward and rank.
-        accumulation: Micro batches per optimizer step.
+        resolved: The run.
         world_size: Ranks.
+
+    Returns:
+        Two lines: the negatives in force, and the variant.
     """
-    whole = micro_batch * accumulation * world_size
-    if objective.negatives == "local":
-        line = f"the {micro_batch} pairs of a rank's micro batch, of the {whole} of a step: objective.negatives local"
-    elif needs_caching(objective.negatives, accumulation=accumulation):
-        line = (
-            f"all {whole} pairs of a step; its {accumulation} micro batches are embedded twice for that, 4/3 of the "
-            "time of --objective.negatives micro"
-        )
-    elif accumulation == 1:
-        line = f"all {whole} pairs of a step, in one pass"
-    else:
-        line = (
-            f"the {micro_batch * world_size} pairs of a micro batch over all ranks, of the {whole} of a step: "
-            "objective.negatives micro, 3/4 of the time of all of them (global)"
-        )
+    objective = resolved.run.objective
     variant = f"objective: {objective.loss}; pairs with an equal caption or group: positives {objective.positives}"
     if objective.label_smoothing:
         variant += f"; label smoothing {objective.label_smoothing:g}"
     if objective.hard_negative_beta:
         variant += f"; hard negatives with beta {objective.hard_negative_beta:g}"
-    return [f"negatives: {line}", variant]
+    return [f"negatives: {_told_negatives(resolved, world_size=world_size)}", variant]
+
+
+def _told_negatives(resolved: ResolvedDeepSpeed, *, world_size: int) -> str:
+    negatives, micro, whole = resolved.run.objective.negatives, resolved.micro_batch, resolved.global_batch
+    # A second forward beside forward and backward, and with checkpointing beside the recomputation too.
+    times = "5/4" if resolved.activation_checkpointing else "4/3"
+    if needs_caching(negatives, accumulation=resolved.accumulation):
+        line = (
+            f"all {whole} pairs of a step; its {resolved.accumulation} micro batches are embedded twice for that: "
+            f"about {times} of the time of --objective.negatives micro, and {resolved.held_bytes / 1e6:.0f} MB a rank "
+            "for log-mels"
+        )
+        gathered = "; ZeRO stage 3 gathers the weights for each embedding" if resolved.stage == 3 else ""
+        return line + gathered
+    candidates = micro if negatives == "local" else micro * world_size
+    if candidates == whole:
+        return f"all {whole} pairs of a step, in one pass"
+    if negatives == "local":
+        return (
+            f"the {micro} pairs of a rank's micro batch, of the {whole} of a step: objective.negatives local, one pass "
+            "that exchanges no embeddings"
+        )
+    return (
+        f"the {candidates} pairs of a micro batch over all ranks, of the {whole} of a step: objective.negatives micro, "
+        f"one pass; all of them (global) would take about {times} of the time"
+    )

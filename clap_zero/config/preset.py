@@ -40,6 +40,11 @@ class Preset:
         """Width of the common space of clips and captions."""
         return int(self.model.get("projection_dim", EMBEDDING_DIM))
 
+    @property
+    def fuses(self) -> bool:
+        """Whether clips come as four views; where the weights say it, which are not read here, the larger is taken."""
+        return bool(self.model.get("audio_config", {}).get("enable_fusion", not self.model))
+
 
 @functools.cache
 def load_preset(name: str | None) -> Preset:

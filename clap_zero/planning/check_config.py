@@ -140,12 +140,7 @@ def told(argv: Sequence[str], *, device_here: Callable[[], str]) -> list[str]:
         f"for {place.world_size} ranks on {place.device_type} (--world-size and --device say otherwise)",
         *command.notes,
         *resolved.explanation,
-        *told_objective(
-            resolved.run.objective,
-            micro_batch=resolved.micro_batch,
-            accumulation=resolved.accumulation,
-            world_size=place.world_size,
-        ),
+        *told_objective(resolved, world_size=place.world_size),
         *_told_memory(command, resolved, place),
         _told_length(resolved, num_samples=num_samples),
         told_schedule(resolved),

@@ -144,6 +144,7 @@ def estimate_memory(
             checkpointing=resolved.activation_checkpointing,
             low_precision=weight_bytes < 4 or bool(lookup(config, "torch_autocast.enabled")),
         ),
+        "log-mels": resolved.held_bytes,
         "contrast": _contrast_bytes(resolved, preset, device_type=device_type),
         "process": PROCESS_BYTES,
     }

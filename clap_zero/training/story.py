@@ -21,9 +21,7 @@ def told_run(settled: Settled, *, world: World) -> list[str]:
         *told_data(settled.train, settled.val),
         f"length: {plan.max_steps} optimizer steps, {plan.steps_per_epoch} an epoch; {left_over} pairs of each epoch, "
         "others each time, do not fill a step",
-        *told_objective(
-            run.objective, micro_batch=resolved.micro_batch, accumulation=resolved.accumulation, world_size=world.size
-        ),
+        *told_objective(resolved, world_size=world.size),
         f"BatchNorm: {run.model.batch_norm}",
         f"run: {run.run_dir}, attempt {settled.attempt}, "
         + ("from step 0" if settled.resume_from is None else f"resumed from {settled.resume_from}"),

@@ -6,10 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clap_zero.config.batch import MIN_PAIRS, Batch, fill_batch, largest_micro_batch
+from clap_zero.audio.clips import FeatureConfig
+from clap_zero.config.batch import (
+    FIXED_BYTES,
+    MEL_BYTES,
+    MIN_PAIRS,
+    PROCESS_BYTES,
+    Batch,
+    activation_bytes,
+    fill_batch,
+    held_bytes,
+    largest_micro_batch,
+)
+from clap_zero.config.deepspeed import Machine, resolve
+from clap_zero.config.load import parse_command_line
 from clap_zero.config.preset import Preset, load_preset
 from clap_zero.config.schema import PRESETS
 from clap_zero.errors import ConfigError
+from clap_zero.planning.memory import estimate_memory
 
 
 def fill(
@@ -140,3 +154,42 @@ def test_recipe_fits_on_eight_large_gpus_at_once() -> None:
         load_preset("htsat-fused"), memory_bytes=80 * 10**9, checkpointing=True, low_precision=True
     )
     assert fill(Batch(), world=8, target=2304, most=most, samples=600_000)[0] == Batch(288, 1, 2304)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_log_mels_of_a_step_are_as_large_as_the_features_are(preset: str) -> None:
+    """Whole steps of two passes keep them; the sizes here and those of the features must be the same."""
+    for truncation in ("rand_trunc", "fusion"):
+        config = FeatureConfig(truncation)  # type: ignore[arg-type]
+        size = 4 * config.num_mel_images * config.chunk_frames * config.num_mels
+        run = parse_command_line(
+            ["--ds_config", "x.json", "--model.preset", preset, "--data.truncation", truncation]
+        ).run
+        assert held_bytes(run, micro_batch=8, accumulation=3) == 24 * size
+        assert held_bytes(run, micro_batch=8, accumulation=1) == 0
+    assert load_preset(preset).fuses == ("fused" in preset and "unfused" not in preset)
+    assert load_preset(None).fuses, "not known before the weights are read"
+
+
+def test_auto_leaves_room_for_the_log_mels_of_a_step() -> None:
+    """16,384 fused pairs a rank hold 17 GB: a batch that is chosen without them ends in want of memory."""
+    ds = {"bf16": {"enabled": True}, "activation_checkpointing": {}, "train_batch_size": 16_384}
+    machine = Machine(memory_bytes=40 * 10**9, num_samples=600_000, device_type="cuda")
+
+    def micro(negatives: str) -> int:
+        argv = ["--ds_config", "x.json", "--model.preset", "htsat-fused", "--objective.negatives", negatives]
+        command = parse_command_line(argv, has_gpu=True)
+        resolved = resolve(ds, command.run, world_size=1, machine=machine, explicit=command.explicit)
+        most = 0.8 * machine.memory_bytes
+        assert estimate_memory(resolved, preset=load_preset("htsat-fused"), world_size=1, device_type="cuda").device[
+            "log-mels"
+        ] == (16_384 * 4 * MEL_BYTES if negatives == "global" else 0)
+        preset = load_preset("htsat-fused")
+        kept = (
+            activation_bytes(preset, num_pairs=resolved.micro_batch, checkpointing=True, low_precision=True)
+            + resolved.held_bytes
+        )
+        assert kept + FIXED_BYTES * preset.num_parameters + PROCESS_BYTES <= most
+        return resolved.micro_batch
+
+    assert micro("global") == 128 < micro("micro") == 256

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from clap_zero.config.deepspeed import Machine, resolve
 from clap_zero.config.load import parse_command_line
 from clap_zero.config.objective import ObjectiveSection, told_objective
 from clap_zero.errors import ConfigError
 from clap_zero.objective.config import ObjectiveConfig
 
 DS = ["--ds_config", "ds_configs/zero2.json"]
+MACHINE = Machine(memory_bytes=0, num_samples=500, device_type="cpu")
 
 
 def test_defaults_are_exact_negatives_and_soft_positives() -> None:
@@ -27,7 +29,7 @@ def test_defaults_are_exact_negatives_and_soft_positives() -> None:
             "label_smoothing 0.1 is defined for",
         ),
         (["--objective.loss", "sigmoid", "--objective.hard_negative_beta", "1"], "hard_negative_beta 1 is defined for"),
-        (["--objective.hard_negative_beta", "1"], "hard_negative_beta 1 has no definition for several positives"),
+        (["--objective.hard_negative_beta", "1"], "(the default): add --objective.positives mask or off"),
         (["--objective.negatives", "all"], "'global', 'micro' or 'local' is possible"),
         (["--objective.label_smoothing", "1"], "objective.label_smoothing"),
         (
@@ -42,18 +44,56 @@ def test_what_makes_no_sense_is_refused_in_one_line(flags: list[str], message: s
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+def told(*flags: str, world: int = 2, **ds: object) -> list[str]:
+    command = parse_command_line([*DS, *flags], has_gpu=False)
+    ds = {"train_micro_batch_size_per_gpu": 8, **ds}
+    resolved = resolve(ds, command.run, world_size=world, machine=MACHINE, explicit=command.explicit)
+    return told_objective(resolved, world_size=world)
+
+
 @pytest.mark.parametrize(
     ("negatives", "accumulation", "message"),
     [
+        (
+            "global",
+            3,
+            "all 48 pairs of a step; its 3 micro batches are embedded twice for that: about 4/3 of the time of "
+            "--objective.negatives micro, and 6 MB a rank for log-mels",
+        ),
+        (
+            "micro",
+            3,
+            "the 16 pairs of a micro batch over all ranks, of the 48 of a step: objective.negatives micro, one pass; "
+            "all of them (global) would take about 4/3 of the time",
+        ),
+        (
+            "local",
+            3,
+            "the 8 pairs of a rank's micro batch, of the 48 of a step: objective.negatives local, one pass that "
+            "exchanges no embeddings",
+        ),
+        ("local", 1, "the 8 pairs of a rank's micro batch, of the 16 of a step"),
         ("global", 1, "all 16 pairs of a step, in one pass"),
-        ("global", 3, "all 48 pairs of a step; its 3 micro batches are embedded twice for that, 4/3 of the time"),
         ("micro", 1, "all 16 pairs of a step, in one pass"),
-        ("micro", 3, "the 16 pairs of a micro batch over all ranks, of the 48 of a step"),
-        ("local", 3, "the 8 pairs of a rank's micro batch, of the 48 of a step"),
     ],
 )
 def test_the_negatives_in_force_are_told(negatives: str, accumulation: int, message: str) -> None:
-    section = ObjectiveSection(negatives=negatives, label_smoothing=0.1)
-    first, second = told_objective(section, micro_batch=8, accumulation=accumulation, world_size=2)
-    assert message in first
+    flags = ("--model.preset", "tiny", "--objective.negatives", negatives, "--objective.label_smoothing", "0.1")
+    first, second = told(*flags, gradient_accumulation_steps=accumulation)
+    assert first.startswith(f"negatives: {message}")
     assert second.startswith("objective: softmax") and "positives soft; label smoothing 0.1" in second
+
+
+def test_one_rank_without_accumulation_has_all_its_negatives_anyway() -> None:
+    first, _ = told("--model.preset", "tiny", "--objective.negatives", "local", world=1)
+    assert first == "negatives: all 8 pairs of a step, in one pass"
+
+
+@pytest.mark.parametrize("negatives", ["global", "micro"])
+def test_the_price_follows_the_settings(negatives: str) -> None:
+    """A recomputing backward makes the second forward a smaller part of the whole; fusion holds four log-mels."""
+    zero = {"zero_optimization": {"stage": 3}, "activation_checkpointing": {}, "gradient_accumulation_steps": 3}
+    first, _ = told("--model.preset", "htsat-fused", "--objective.negatives", negatives, **zero)
+    assert "about 5/4 of the time" in first
+    if negatives == "global":
+        assert "25 MB a rank for log-mels; ZeRO stage 3 gathers the weights for each embedding" in first
