@@ -61,6 +61,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--out", type=Path, default=Path("runs") / "negatives", help="directory of the runs")
     args = parser.parse_args()
+    if args.out.exists() and any(args.out.iterdir()):
+        # A run directory of before is complete: its old figures would be printed as those of this code.
+        sys.exit(f"--out {args.out} is not empty: move it away, or name another directory")
     places = [(name, seed) for seed in range(args.seeds) for name in KINDS]
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         results = list(pool.map(lambda place: train(KINDS[place[0]], place[1], args), places))

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from clap_zero.objective.blocks import Problem
 from clap_zero.objective.chunk import default_chunk
-from clap_zero.objective.chunked import Batch, local_gradients, objective_gradients
+from clap_zero.objective.chunked import RankView, local_gradients, objective_gradients
 from clap_zero.objective.config import ObjectiveConfig
 from clap_zero.process_memory import forget_peak, peak_bytes, resident_bytes
 
@@ -95,10 +95,10 @@ def _one_rank(num_pairs: int, width: int, num_ranks: int) -> Callable[[], Tensor
             here = slice(rank * local, (rank + 1) * local)
             others = embeddings(local, width, seed=rank) if rank < num_ranks - 1 else (audio, text)
             all_audio[here], all_text[here] = others
-        batch = Batch(audio, text, all_audio, all_text, None, num_pairs - local)
+        view = RankView(audio, text, all_audio, all_text, None, num_pairs - local)
         problem = Problem(torch.tensor(1 / 0.07), None, ObjectiveConfig(), num_pairs, default_chunk(audio.device.type))
         # The other ranks' statistics are of the size of its own.
-        kept.append(local_gradients(batch, problem=problem, exchange=lambda own: own.repeat(num_ranks, 1)))
+        kept.append(local_gradients(view, problem=problem, exchange=lambda own: own.repeat(num_ranks, 1)))
         return kept[-1].loss
 
     return run

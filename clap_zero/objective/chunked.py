@@ -2,7 +2,8 @@
 
 Every rank holds the embeddings of all ranks, B x d, and takes its own rows of the similarity matrix in both directions.
 Ranks exchange embeddings once and four numbers a row once, nothing in the backward; memory grows with B. On one process
-a block serves both directions.
+a block serves both directions. Over ranks this is the aim of Inf-CL (Cheng et al. 2024, "Breaking the Memory Barrier:
+Near Infinite Batch Size Scaling for Contrastive Loss"), with the embeddings gathered instead of sent around a ring.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class ObjectiveGradients:
 
 
 @dataclass(frozen=True)
-class Batch:
+class RankView:
     """One rank's view of the global batch of B pairs.
 
     Attributes:
@@ -80,11 +81,10 @@ class Batch:
         """The part of a (B,) tensor that belongs to this rank's pairs."""
         return None if of_all is None else of_all[self.first : self.first + self.audio.shape[0]]
 
-    def side(self, embeds: Tensor) -> Side:
-        """Own or all embeddings as a side of the similarity matrix."""
-        if embeds.shape[0] == self.all_audio.shape[0]:
-            return Side(embeds, self.all_groups, 0)
-        return Side(embeds, self.own_groups(self.all_groups), self.first)
+    def sides(self) -> tuple[Side, Side, Side, Side]:
+        """Own clips, own captions, all clips and all captions as sides of the similarity matrix."""
+        own, every = (self.own_groups(self.all_groups), self.first), (self.all_groups, 0)
+        return Side(self.audio, *own), Side(self.text, *own), Side(self.all_audio, *every), Side(self.all_text, *every)
 
 
 def objective_gradients(
@@ -130,7 +130,7 @@ def objective_gradients(
     if all_groups is not None and torch.unique(all_groups).numel() == all_groups.numel():
         # Each pair is its own group: the plain objective, without a comparison in every cell.
         all_groups, config = None, replace(config, positives="off")
-    batch = Batch(
+    view = RankView(
         audio=audio,
         text=text,
         all_audio=exchange(audio),
@@ -142,36 +142,34 @@ def objective_gradients(
         scale=logit_scale.detach().to(dtype).reshape(()),
         bias=None if logit_bias is None else logit_bias.detach().to(dtype).reshape(()),
         config=config,
-        num_pairs=batch.all_audio.shape[0],
+        num_pairs=view.all_audio.shape[0],
         chunk=chunk or default_chunk(audio.device.type),
     )
-    return local_gradients(batch, problem=problem, exchange=exchange)
+    return local_gradients(view, problem=problem, exchange=exchange)
 
 
-def local_gradients(batch: Batch, *, problem: Problem, exchange: Callable[[Tensor], Tensor]) -> ObjectiveGradients:
+def local_gradients(view: RankView, *, problem: Problem, exchange: Callable[[Tensor], Tensor]) -> ObjectiveGradients:
     """This rank's part once the embeddings of all are known.
 
     Args:
-        batch: Embeddings.
+        view: Embeddings.
         problem: The objective; `num_pairs` is B.
         exchange: Makes (B, k) of all ranks out of this rank's (n, k); called once for softmax, never for sigmoid.
 
     Collective if `exchange` is.
     """
     # In half precision cosines would be off by 2e-3 and a scale of 100 by 1 %.
-    with exact_float32(batch.audio.device):
+    with exact_float32(view.audio.device):
         if problem.config.loss == "sigmoid":
-            return _sigmoid(batch, problem)
-        return _softmax(batch, problem, exchange)
+            return _sigmoid(view, problem)
+        return _softmax(view, problem, exchange)
 
 
-def _softmax(batch: Batch, problem: Problem, exchange: Callable[[Tensor], Tensor]) -> ObjectiveGradients:
-    all_sizes = None if batch.all_groups is None else group_sizes(batch.all_groups)
-    sizes = batch.own_groups(all_sizes)
-    audio, text, all_audio, all_text = (
-        batch.side(t) for t in (batch.audio, batch.text, batch.all_audio, batch.all_text)
-    )
-    whole = batch.whole
+def _softmax(view: RankView, problem: Problem, exchange: Callable[[Tensor], Tensor]) -> ObjectiveGradients:
+    all_sizes = None if view.all_groups is None else group_sizes(view.all_groups)
+    sizes = view.own_groups(all_sizes)
+    audio, text, all_audio, all_text = view.sides()
+    whole = view.whole
     rows, columns = softmax.statistics(audio, all_text, (sizes, all_sizes), problem=problem, both=whole)
     if columns is None:
         columns, _ = softmax.statistics(text, all_audio, (sizes, all_sizes), problem=problem, both=False)
@@ -190,25 +188,23 @@ def _softmax(batch: Batch, problem: Problem, exchange: Callable[[Tensor], Tensor
     # Over all ranks the gradients of the logits sum to 0, so any constant may be taken off the cosines in the scale's
     # gradient. Taking off their mean keeps it exact where they are all alike: rows and columns come from different
     # products there, whose last bits would be multiplied with a cosine of nearly 1.
-    middle = batch.all_audio.mean(0) @ batch.all_text.mean(0)
-    return _result(batch, problem, (rows, columns), losses, (d_audio, d_text), 2, d_scale=-middle * d_logits)
+    middle = view.all_audio.mean(0) @ view.all_text.mean(0)
+    return _result(view, problem, (rows, columns), losses, (d_audio, d_text), 2, d_scale=-middle * d_logits)
 
 
-def _sigmoid(batch: Batch, problem: Problem) -> ObjectiveGradients:
-    audio, text, all_audio, all_text = (
-        batch.side(t) for t in (batch.audio, batch.text, batch.all_audio, batch.all_text)
-    )
-    first = sigmoid.sweep(audio, all_text, problem=problem, both=batch.whole)
+def _sigmoid(view: RankView, problem: Problem) -> ObjectiveGradients:
+    audio, text, all_audio, all_text = view.sides()
+    first = sigmoid.sweep(audio, all_text, problem=problem, both=view.whole)
     columns, d_text = first.columns, first.d_columns
     if columns is None or d_text is None:
         second = sigmoid.sweep(text, all_audio, problem=problem, both=False)
         columns, d_text = second.rows, second.d_rows
     lines, losses, sums = (first.rows, columns), (first.rows.losses, columns.losses), (first.d_rows, d_text)
-    return _result(batch, problem, lines, losses, sums, 1, d_bias=first.d_logits)
+    return _result(view, problem, lines, losses, sums, 1, d_bias=first.d_logits)
 
 
 def _result(
-    batch: Batch,
+    view: RankView,
     problem: Problem,
     lines: tuple[Lines, Lines] | tuple[sigmoid.SigmoidLines, sigmoid.SigmoidLines],
     losses: tuple[Tensor, Tensor],
@@ -221,7 +217,7 @@ def _result(
     """Puts the factors in.
 
     Args:
-        batch: Embeddings.
+        view: Embeddings.
         problem: The objective.
         lines: Statistics of own clips and captions, for the figures.
         losses: (n,) of each.
@@ -230,17 +226,17 @@ def _result(
         d_scale: () correction of the scale's gradient, before the factor.
         d_bias: () gradient of the bias, before the factor.
     """
-    dtype, factor = batch.audio.dtype, 1 / (times * batch.audio.shape[0])
+    dtype, factor = view.audio.dtype, 1 / (times * view.audio.shape[0])
     loss = [line.mean(dtype=torch.float64).to(dtype) for line in losses]
     d_audio, d_text = sums
-    logit_scale = torch.linalg.vecdot(batch.audio, d_audio).sum(dtype=torch.float64) + d_scale
+    logit_scale = torch.linalg.vecdot(view.audio, d_audio).sum(dtype=torch.float64) + d_scale
     return ObjectiveGradients(
         loss=(loss[0] + loss[1]) / 2,
         audio=d_audio.mul_(problem.scale * factor),
         text=d_text.mul_(problem.scale * factor),
         logit_scale=(logit_scale * factor).to(dtype),
         logit_bias=None if d_bias is None else (d_bias * factor).to(dtype),
-        figures=_figures(problem, lines, (loss[0], loss[1]), longest=longest_product(batch.all_audio, batch.all_text)),
+        figures=_figures(problem, lines, (loss[0], loss[1]), longest=longest_product(view.all_audio, view.all_text)),
     )
 
 

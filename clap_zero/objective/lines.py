@@ -117,6 +117,8 @@ class Lines:
             self.hardest[part] = torch.maximum(self.hardest[part], negatives.amax(dim))
 
 
-def cut(t: Tensor, part: slice) -> Tensor:
-    """The part of (k,) values; of a () that all share, itself."""
-    return t if t.dim() == 0 else t[part]
+def cut(t: Tensor, part: slice, dim: int | None = None) -> Tensor:
+    """The part of (k,) values, with `dim` ready to be broadcast over a block; of a () that all share, itself."""
+    if t.dim() == 0:
+        return t
+    return t[part] if dim is None else t[part].unsqueeze(dim)

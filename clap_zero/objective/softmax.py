@@ -6,7 +6,8 @@ With s_ij the logit of clip i and caption j, the statistics are over the pairs o
 
 with gap_i = log sum_j w_ij exp(s_ij) - s_ii, targets q, and w = 1 but for hard negatives. sigmoid(gap_i) is the
 probability that the row gives to others, so the gradient at the pair itself, -sigmoid(gap_i), comes without the
-cancellation of p_ii - 1. Largest logits are tracked as the sweep goes, so no exponent is shifted by a guess.
+cancellation of p_ii - 1. Largest logits are tracked as the sweep goes (Milakov and Gimelshein 2018, "Online normalizer
+calculation for softmax"), so no exponent is shifted by a guess.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ def gradients(
             block.logits.masked_fill_(block.same, -torch.inf)
         cells = _probabilities(block, pulls, problem.config.hard_negative_beta)
         if row_targets.every is not None and column_targets.every is not None:
-            every = _line(row_targets.every, block.rows, 1) + _line(column_targets.every, block.columns, 0)
+            every = cut(row_targets.every, block.rows, 1) + cut(column_targets.every, block.columns, 0)
             if problem.config.positives == "mask" and block.same is not None:
                 every = every.expand_as(cells).masked_fill(block.same, 0)
             cells.sub_(every)
@@ -182,11 +183,6 @@ def gradients(
         if d_columns is not None:
             d_columns[block.columns].addmm_(cells.t(), rows.embeds[block.rows])
     return d_rows, d_columns, d_logits
-
-
-def _line(t: Tensor, part: slice, dim: int) -> Tensor:
-    """The lines of a block, ready to be broadcast over it."""
-    return t if t.dim() == 0 else t[part].unsqueeze(dim)
 
 
 def _probabilities(block: Block, pulls: tuple[Pull, Pull], beta: float) -> Tensor:
@@ -204,7 +200,7 @@ def _probabilities(block: Block, pulls: tuple[Pull, Pull], beta: float) -> Tenso
     parts = ((pulls[0], block.rows, 1), (pulls[1], block.columns, 0))
     block.spare.zero_()
     for pull, part, dim in parts:
-        below = block.logits - _line(pull.largest, part, dim)
-        block.spare.add_(torch.exp(below * (1 + beta)) * _line(pull.weight, part, dim))
-        block.spare.sub_(torch.exp(below * beta) * _line(pull.base, part, dim))
+        below = block.logits - cut(pull.largest, part, dim)
+        block.spare.add_(torch.exp(below * (1 + beta)) * cut(pull.weight, part, dim))
+        block.spare.sub_(torch.exp(below * beta) * cut(pull.base, part, dim))
     return block.spare

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten
 
 from clap_zero.objective import blocks
 from clap_zero.objective.blocks import Problem
-from clap_zero.objective.chunked import Batch, local_gradients, objective_gradients
+from clap_zero.objective.chunked import RankView, local_gradients, objective_gradients
 from clap_zero.objective.config import ObjectiveConfig
 from clap_zero.objective.sigmoid import _softplus
 from tests.unit.objective.cases import VARIANTS, Case, chunked, flat, largest_error, make_case, value_and_gradients
@@ -221,7 +221,7 @@ def test_ranks_without_a_process_group(config: ObjectiveConfig, chunk: int) -> N
     case = make_case([0, 1, 0, 2, 3, 0, 3, 4, 5, 5, 6, 7])
     problem = Problem(case.scale, case.bias if config.uses_bias else None, config, 12, chunk)
     batches = [
-        Batch(case.audio[i : i + 4], case.text[i : i + 4], case.audio, case.text, _groups(case, config), i)
+        RankView(case.audio[i : i + 4], case.text[i : i + 4], case.audio, case.text, _groups(case, config), i)
         for i in (0, 4, 8)
     ]
     sent: list[Tensor] = []
