@@ -83,20 +83,20 @@ class BatchNorm(nn.BatchNorm2d):
         Args:
             mean: (c,).
             var: (c,), biased.
-            count: (), values per channel; with fewer than two nothing moves.
+            count: (), values per channel; with fewer than two nothing moves. Neither does it where a value is not
+                finite, as in a forward that overflows in fp16: the step is skipped, and statistics would stay spoilt.
         """
         # Without .item(): a decision on the host would make a GPU wait.
-        enough = count >= 2
+        enough = (count >= 2) & mean.isfinite().all() & var.isfinite().all()
         self.num_batches_tracked += enough.to(self.num_batches_tracked.dtype)
         if self.momentum is None:
             step = 1 / self.num_batches_tracked.clamp(min=1).to(mean.dtype)
         else:
             step = mean.new_tensor(self.momentum)
-        step = torch.where(enough, step, 0)
         unbiased = var * (count / (count - 1).clamp(min=1)).to(var.dtype)
         for name, value in (("running_mean", mean), ("running_var", unbiased)):
             old = getattr(self, name)
-            old.add_((step * (value - old)).to(old.dtype))
+            old.add_(torch.where(enough, step * (value - old), 0).to(old.dtype))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BatchNorm:
         """As `nn.Module._apply`, but .half() and .bfloat16() leave the statistics in the precision they have."""

@@ -152,3 +152,19 @@ def test_replacing_keeps_names_and_parameters() -> None:
     assert replace_batch_norm(model, policy="sync") == 2
     assert {id(p): name for name, p in model.named_parameters()} == before
     assert list(model.state_dict()) == names
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("spoilt", [torch.inf, torch.nan, 1e30])
+def test_what_is_not_finite_is_never_kept(spoilt: float, momentum: float | None) -> None:
+    """A forward that overflows costs its step, not the statistics of all that follow (1e30: of the variance alone)."""
+    _, ours = twins(momentum=momentum)
+    _, alone = twins(momentum=momentum)
+    broken = batch()
+    broken[1, 2, 0, 0] = spoilt
+    start = {name: value.clone() for name, value in ours.named_buffers()}
+    ours(broken)
+    assert all(torch.equal(value, start[name]) for name, value in ours.named_buffers())
+    ours(batch(7))
+    alone(batch(7))
+    assert all(torch.equal(one, other) for one, other in zip(ours.buffers(), alone.buffers(), strict=True))
