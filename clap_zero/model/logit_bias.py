@@ -7,6 +7,7 @@ those that it knows.
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any
 
 import torch
@@ -19,20 +20,22 @@ from clap_zero.model.initial import whole
 PARAMETER = "logit_bias"
 CONFIG_KEY = "clap_zero_logit_bias"
 INITIAL_BIAS, INITIAL_SCALE = -10.0, 10.0
-"""Where training from scratch starts (Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training", section 3.2):
-with B - 1 negatives for each positive, other values make the first steps large."""
+"""Where training from scratch starts, as in Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training", section
+3.2."""
 
 
 def take_bias(config: ClapConfig) -> float | None:
     """The bias that a configuration holds, taken out of it; None without one.
 
     Raises:
-        CheckpointError: It is no number.
+        CheckpointError: It is no finite number.
     """
     bias = vars(config).pop(CONFIG_KEY, None)
-    if bias is not None and (isinstance(bias, bool) or not isinstance(bias, int | float)):
+    if bias is None:
+        return None
+    if isinstance(bias, bool) or not isinstance(bias, int | float) or not math.isfinite(bias):
         raise CheckpointError(f"config.json: {CONFIG_KEY} is {bias!r}, not a number")
-    return None if bias is None else float(bias)
+    return float(bias)
 
 
 def make_bias(value: float = INITIAL_BIAS) -> nn.Parameter:

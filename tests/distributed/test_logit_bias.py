@@ -118,9 +118,12 @@ def test_weights_without_a_bias_start_at_the_papers(tmp_path: Path) -> None:
     assert build(tmp_path, with_bias=None).logit_bias is None
 
 
-def test_a_bias_that_is_no_number_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bias", ["low", True, math.nan, -math.inf])
+def test_a_bias_that_is_no_number_is_refused(tmp_path: Path, bias: object) -> None:
+    """JSON knows true, NaN and Infinity."""
     plain = build(None, with_bias=False)
-    plain.config.clap_zero_logit_bias = "low"
     plain.config.save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="clap_zero_logit_bias is 'low', not a number"):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"clap_zero_logit_bias": bias}))
+    with pytest.raises(CheckpointError, match=f"clap_zero_logit_bias is {bias!r}, not a number"):
         build(tmp_path, with_bias=True)
