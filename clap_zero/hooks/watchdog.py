@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from clap_zero.config.schema import DistributedSection
+from clap_zero.data.processes import remove_leftovers
 from clap_zero.distributed import hub
 from clap_zero.distributed.beat_keeper import STACK_SIGNAL, BeatKeeper
 from clap_zero.distributed.collectives import Board
@@ -185,6 +186,7 @@ def _leave(reason: str | None, *, exit_code: int = LaunchError.exit_code) -> Non
         if reason is not None:
             where = describe_process()
             _print(f"clap_zero{f' [{where}]' if where else ''}: {reason}")
+        remove_leftovers()  # or Python's own helpers complain after the line that counts
     finally:
         os._exit(exit_code)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from clap_zero.phases import phase
 from clap_zero.train import run_and_exit
 
 SLOW_S = float(os.environ.get("ODD_SECONDS", "0"))
@@ -35,7 +36,8 @@ def sleep_in_data() -> None:
     def drawn(self: Any) -> Any:
         batch = draw(self)
         if next(count) == 20:
-            time.sleep(10_000)
+            with phase("data"):
+                time.sleep(10_000)
         return batch
 
     step._Drawn.__next__ = drawn

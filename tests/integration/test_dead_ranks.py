@@ -79,8 +79,12 @@ def test_l11_the_rank_that_is_stopped_for_ever_is_gone_within_a_minute(
 @pytest.mark.parametrize(
     ("odd", "code", "said"),
     [
-        ("end_with_0@1", 5, r"error: rank 1 on \S+ died in \w+ of step [56] without a word"),
-        ("raise_in_build@1", 1, r"error: rank 1 on \S+ failed in \w+: unexpected ZeroDivisionError in odd_rank\.py"),
+        ("end_with_0@1", 5, r"error: rank 1 on \S+ died in \w+ of step [3-6] without a word"),
+        (
+            "raise_in_build@1",
+            1,
+            r"error: rank 1 on \S+ failed in \w+: unexpected ZeroDivisionError in integration/odd_rank\.py",
+        ),
     ],
 )
 def test_l11_a_rank_that_ends_by_itself(
@@ -94,7 +98,6 @@ def test_l11_a_rank_that_ends_by_itself(
     print(f"over after {took_s + time.monotonic() - began:.1f} s")
     assert process.returncode == code, output
     assert re.search(rf"clap_zero \[rank 0 on \S+\]: {said}", output), output
-    assert "Traceback" not in output.partition("odd_rank.py")[0] or "ZeroDivisionError" in output
 
 
 def test_l11_a_rank_that_sleeps_in_data_is_named_and_the_stacks_of_all_are_there(
@@ -113,6 +116,7 @@ def test_l11_a_rank_that_sleeps_in_data_is_named_and_the_stacks_of_all_are_there
     stacks = sorted((tmp_path / "run" / "stacks").iterdir())
     assert [path.name for path in stacks] == ["rank00000.txt", "rank00001.txt"]
     assert "odd_rank.py" in stacks[1].read_text()
+    assert "leaked" not in output, output
 
 
 def test_t14_a_slow_rank_0_in_evaluation_outlasts_the_timeout_of_collectives(
