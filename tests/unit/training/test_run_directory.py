@@ -260,7 +260,7 @@ def test_a_run_from_before_the_objective_was_a_setting_tells_what_it_minimised(t
 
     def start(**objective: object) -> None:
         section = {"negatives": "micro", "loss": "softmax", "positives": "off"} | objective
-        section = {"label_smoothing": 0.0, "hard_negative_beta": 0.0} | section
+        section = {"label_smoothing": 0.0, "hard_negative_beta": 0.0, "mlp": "auto"} | section
         directory.check_unchanged(run={"train": {"seed": 1}, "objective": section}, ds={}, data={}, force=False)
 
     start()
