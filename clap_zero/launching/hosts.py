@@ -21,6 +21,14 @@ PORTS = range(20000, 29500)
 SSH_TIMEOUT_S = 10
 REACH_TIMEOUT_S = 30
 
+_PACKAGES = """
+import importlib.util, sys
+specs = {name: importlib.util.find_spec(name) for name in ("torch", "deepspeed", "clap_zero")}
+absent = [name for name, spec in specs.items() if spec is None or spec.origin is None]
+sys.exit(f"lacks {' and '.join(absent)}" if absent else 0)
+"""
+"""What the Python of a host is asked: finds packages without importing them. An empty folder has no origin."""
+
 Devices = dict[str, list[int]]
 """Host -> numbers of its devices, one rank each, in the order of the ranks."""
 
@@ -109,13 +117,17 @@ def free_port() -> int:
 
 
 def check_reachable(hosts: Iterable[str], *, ssh_port: int | None) -> None:
-    """Ask every host over ssh, all at once, for the working directory and this Python.
+    """Ask every host over ssh, all at once, for the working directory, this Python and its packages.
+
+    One that lacks them would fail at once, and the others wait for it in vain.
 
     Raises:
         LaunchError: Naming the first host that does not answer or lacks one of them.
     """
     port = ["-p", str(ssh_port)] if ssh_port is not None else []
-    question = f"test -d {shlex.quote(str(Path.cwd()))} || exit 81; test -x {shlex.quote(sys.executable)} || exit 82"
+    python = shlex.quote(sys.executable)
+    question = f"cd {shlex.quote(str(Path.cwd()))} || exit 81; test -x {python} || exit 82; "
+    question += f"{python} -c {shlex.quote(_PACKAGES)} || exit 83"
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={SSH_TIMEOUT_S}"]
     asked = {
         host: subprocess.Popen(
@@ -147,6 +159,8 @@ def _unreachable(host: str, code: int, said: Sequence[str]) -> str:
         return f"{host} has no folder {Path.cwd()}: the checkout has to stand under the same path on all hosts"
     if code == 82:
         return f"{host} has no {sys.executable}: the environment has to stand under the same path on all hosts"
+    if code == 83:
+        return f"{host}: {sys.executable} {said[-1].strip() if said else 'does not run'} there: install as on this host"
     reason = said[-1].strip() if said else f"ssh ended with {code}"
     return f"{host} cannot be reached over ssh: {reason}; `ssh {host} true` has to work without a password"
 

@@ -87,6 +87,7 @@ class Fault:
         codes: Exit codes that are right.
         flags: Further flags of the job.
         slots: Ranks on each host.
+        starts: Whether any rank starts at all.
         survives: The job must go on to its end instead.
         makes: Arguments of the bed besides its folder, from the directory of the job.
     """
@@ -98,6 +99,7 @@ class Fault:
     codes: frozenset[int] = LOST
     flags: tuple[str, ...] = ()
     slots: int = 1
+    starts: bool = True
     survives: bool = False
     makes: Callable[[Path], dict[str, object]] = field(default=lambda cwd: {})
 
