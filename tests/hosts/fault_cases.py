@@ -151,6 +151,9 @@ FAULTS = (
           inject=lambda s: s.bed.host("node2").drop("INPUT", "-i", "eth0")),
     fault("one rank stopped (SIGSTOP)", r"not been heard of|stuck|hang", inject=stop_rank),
     fault("one rank out of memory", r"memory", inject=starve_rank, codes=frozenset({1, 5})),
+    fault("one rank fails before the ranks meet, start_timeout_s 30", r"planted fault|join", codes=frozenset({1, 5}),
+          prepare=lambda s: s.plant("node2", "clap_zero.distributed.world._complete_environment"),
+          flags=("--distributed.start_timeout_s", "30")),
     fault("one rank raises in build", r"planted fault", codes=frozenset({1, 5}),
           prepare=lambda s: s.plant("node2", "clap_zero.training.setup.build")),
     fault("exception in a loader worker", r"planted fault", codes=frozenset({3, 5}),
@@ -175,6 +178,6 @@ FAULTS = (
     fault("Ctrl-C", r"SIG(INT|TERM)|stopp", {}, inject=interrupt, codes=frozenset({1, 75, 130, -2})),
     fault("sshd of one host down at the start", r"refused|not reachable|cannot be reached", {"host": r"\bnode2\b"},
           prepare=lambda s: s.bed.host("node2").stop_sshd(), starts=False),
-    fault("20 ms delay and 1 % loss", "", {}, survives=True, flags=("--train.max_steps", "8"),
+    fault("20 ms delay and 1 % loss", "", {}, survives=True, num_steps=8,
           makes=lambda cwd: {"wires": {"node2": (0.01, 0.01)}}),
 )  # fmt: skip

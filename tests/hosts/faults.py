@@ -86,6 +86,7 @@ class Fault:
             far as the fault has them.
         codes: Exit codes that are right.
         flags: Further flags of the job.
+        num_steps: Length of the job.
         slots: Ranks on each host.
         starts: Whether any rank starts at all.
         survives: The job must go on to its end instead.
@@ -98,6 +99,7 @@ class Fault:
     prepare: Action | None = None
     codes: frozenset[int] = LOST
     flags: tuple[str, ...] = ()
+    num_steps: int = 100_000
     slots: int = 1
     starts: bool = True
     survives: bool = False
@@ -128,6 +130,7 @@ class Outcome:
 
 def play(fault: Fault, scene: Scene) -> Outcome:
     """Start the job, do the fault, wait for the end of everything."""
+    scene.flags += ["--train.max_steps", str(fault.num_steps), *fault.flags]
     if fault.prepare is not None:
         fault.prepare(scene)
     began = time.monotonic()

@@ -11,7 +11,7 @@ from tests.hosts.fault_cases import FAULTS
 from tests.hosts.faults import Fault, Scene, is_right, play
 
 pytestmark = pytest.mark.integration
-SHORT = ("--distributed.heartbeat_timeout_s", "10", "--train.max_steps", "100000")
+SHORT = ("--distributed.heartbeat_timeout_s", "10")
 """The shipped limits are measured by benchmarks/faults.py."""
 
 
@@ -22,7 +22,7 @@ SHORT = ("--distributed.heartbeat_timeout_s", "10", "--train.max_steps", "100000
 def test_fault(tmp_path: Path, cwd: Path, data: list[str], fault: Fault) -> None:
     made = fault.makes(cwd)
     with Bed(tmp_path / "bed", **made) as bed:  # type: ignore[arg-type]
-        scene = Scene(bed, cwd, [*data, *SHORT, *fault.flags], slots=fault.slots)
+        scene = Scene(bed, cwd, [*data, *SHORT], slots=fault.slots)
         outcome = play(fault, scene)
         wrong = is_right(fault, outcome)
     assert not wrong, "\n".join([*wrong, outcome.output])
