@@ -30,7 +30,14 @@ if how == "stuck":
 """
 
 
-@pytest.mark.parametrize(("how", "code"), [("beats", 0), ("stops", -9), ("stuck", -9)])
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        pytest.param("beats", 0, marks=pytest.mark.long),
+        pytest.param("stops", -9, marks=pytest.mark.long),
+        ("stuck", -9),
+    ],
+)
 def test_only_a_rank_that_does_not_run_is_killed(how: str, code: int) -> None:
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", RANK, how], capture_output=True, text=True, timeout=20)
