@@ -4,7 +4,7 @@
     python benchmarks/faults.py --only "Ctrl-C" --only "rank 0 killed"
 
 The hosts are network namespaces of this machine (tests/hosts), the limits those that are shipped. Writes
-docs/results/faults.md out of faults.json beside it, where results of earlier calls stay.
+docs/results/faults.md out of runs/faults.json, where the results of earlier calls stay.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def render(results: dict[str, dict[str, Any]]) -> str:
         named = [got["named"].get(what) for what in ("host", "rank", "cause")]
         marks = ["-" if is_there is None else "yes" if is_there else "no" for is_there in named]
         seconds = f"never ({len(got['left'])} processes left)" if got["left"] else f"{got['seconds']:.1f}"
-        message = got["message"].replace("|", "\\|")[:MESSAGE_CHARACTERS]
+        message = got["message"].replace(sys.prefix, ".venv").replace("|", "\\|")[:MESSAGE_CHARACTERS]
         row = [fault.name, "survives" if fault.survives and got["code"] == 0 else seconds, str(got["code"])]
         rows.append("| " + " | ".join([*row, *(["-"] * 3 if fault.survives else marks), f"`{message}`"]) + " |")
     times = [results[f.name]["seconds"] for f in FAULTS if f.name in results and not f.survives]
@@ -75,7 +75,7 @@ that of the `deepspeed` command. Measured by `python benchmarks/faults.py`.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", metavar="NAME", help="faults whose name begins so; default: all")
-    parser.add_argument("--json", type=Path, default=RESULTS.with_suffix(".json"), help="where results are kept")
+    parser.add_argument("--json", type=Path, default=ROOT / "runs" / "faults.json", help="where results are kept")
     parser.add_argument("--outputs", type=Path, help="directory for the whole output of each job")
     args = parser.parse_args()
     if (reason := why_not()) is not None:
@@ -97,6 +97,7 @@ def main() -> None:
                 f"{fault.name}: {got['seconds']:.1f} s, exit code {got['code']}; {got['wrong'] or 'right'}", flush=True
             )
             results[fault.name] = {key: value for key, value in got.items() if key != "output"}
+            args.json.parent.mkdir(parents=True, exist_ok=True)
             args.json.write_text(json.dumps(results, indent=1))
             RESULTS.write_text(render(results))
 

@@ -90,6 +90,7 @@ class Fault:
         slots: Ranks on each host.
         starts: Whether any rank starts at all.
         survives: The job must go on to its end instead.
+        leaves: Files that have to be in the run directory at the end.
         makes: Arguments of the bed besides its folder, from the directory of the job.
     """
 
@@ -103,6 +104,7 @@ class Fault:
     slots: int = 1
     starts: bool = True
     survives: bool = False
+    leaves: tuple[str, ...] = ()
     makes: Callable[[Path], dict[str, object]] = field(default=lambda cwd: {})
 
 
@@ -118,6 +120,7 @@ class Outcome:
         message: The line that tells, or the last line of the package where none does.
         named: Which of the things to be told that line has.
         left: What was still there at GIVE_UP_S.
+        absent: Files that had to be left by the run and were not.
     """
 
     seconds: float
@@ -126,6 +129,7 @@ class Outcome:
     message: str
     named: dict[str, bool]
     left: list[str]
+    absent: list[str]
 
 
 def play(fault: Fault, scene: Scene) -> Outcome:
@@ -153,7 +157,8 @@ def play(fault: Fault, scene: Scene) -> Outcome:
     scene.job.wait(timeout_s=20)
     output = scene.job.output
     message, named = best_line(output, fault.told)
-    return Outcome(seconds, code, output, message, named, shown)
+    absent = [name for name in fault.leaves if not (scene.run_dir / name).exists()]
+    return Outcome(seconds, code, output, message, named, shown, absent)
 
 
 def best_line(output: str, told: Mapping[str, str]) -> tuple[str, dict[str, bool]]:
@@ -175,6 +180,8 @@ def is_right(fault: Fault, outcome: Outcome) -> list[str]:
     wrong = []
     if outcome.left:
         wrong.append(f"still there after {outcome.seconds:.0f} s: {outcome.left}")
+    if outcome.absent:
+        wrong.append(f"not in the run directory: {outcome.absent}")
     if fault.survives:
         return wrong + ([f"exit code {outcome.code}"] if outcome.code != 0 else [])
     if outcome.seconds > LIMIT_S:
