@@ -137,7 +137,7 @@ def test_torchrun_elastic_restarts_and_the_run_goes_on(tmp_path: Path, shards: t
     words += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", "--rdzv_conf", "last_call_timeout=2"]
     code, output = run([*words, str(killer), *flags, "--run_dir", "run"], cwd=tmp_path)
     assert code == 0, output
-    assert "attempt 2, from step" in output
+    assert "attempt 2, resumed from " in output
     assert (tmp_path / "run" / "checkpoints" / "step-00000012").is_dir()
 
 
@@ -147,7 +147,7 @@ def test_the_command_of_the_kubernetes_manifest_finds_its_place(tmp_path: Path, 
     manifest = yaml.safe_load((root / "launch" / "kubernetes" / "pytorchjob.yaml").read_text())
     replica = manifest["spec"]["pytorchReplicaSpecs"]["Master"]
     command = replica["template"]["spec"]["containers"][0]["command"]
-    words = [str(BIN / command[0]), *(SHOWN if word == MODULE else word for word in command[1:3]), "--", "x y"]
+    words = [str(BIN / command[0]), *(SHOWN if word == MODULE else word for word in command[1:3]), "HOME", "--", "x y"]
     common = {
         "PET_NNODES": "2",
         "PET_NPROC_PER_NODE": "2",
