@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,7 +19,6 @@ from clap_zero.launching.options import LauncherOptions
 
 DEFAULT_PORT = 29500
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_FOLDER = "clap-zero-launch-"
 _NO_DEVICE = ("-1", "NoDevFiles")
 _OTHER_HARDWARE = ("kfd", "accel*", "davinci*", "hl[0-9]*", "dri/renderD*")
 """Device files of AMD, Google, Huawei, Habana and Intel."""
@@ -107,11 +107,13 @@ def with_clean_hostfile(command: LauncherOptions, hosts: Sequence[HostSlots], *,
 
 def private_folder() -> Path:
     """A new folder that only this user sees, removed when this process ends, or by a later one if it was killed."""
-    for old in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
-        pid = old.name.removeprefix(_FOLDER).partition("-")[0]
+    # Containers that share a temporary folder do not share process ids: each clears away its own.
+    prefix = f"clap-zero-launch-{socket.gethostname()}-"
+    for old in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        pid = old.name.removeprefix(prefix).partition("-")[0]
         if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(old, ignore_errors=True)  # another user's stays
-    folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 

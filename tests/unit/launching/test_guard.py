@@ -264,8 +264,9 @@ def test_other_modules_and_other_programs_are_left_alone(tmp_path: Path) -> None
 
 def test_a_killed_launcher_leaves_nothing_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local.tempfile, "tempdir", str(tmp_path))
-    stale = tmp_path / "clap-zero-launch-999999999-x"
-    stale.mkdir()
+    (tmp_path / f"clap-zero-launch-{socket.gethostname()}-999999999-x").mkdir()
+    elsewhere = tmp_path / "clap-zero-launch-other.host-999999999-x"
+    elsewhere.mkdir()
     first, second = local.private_folder(), local.private_folder()
-    assert sorted(tmp_path.iterdir()) == sorted([first, second])
+    assert sorted(tmp_path.iterdir()) == sorted([first, second, elsewhere])
     assert first.stat().st_mode & 0o777 == 0o700
