@@ -20,7 +20,8 @@ from clap_zero.objective.blocks import Problem, Side
 from clap_zero.objective.chunk import default_chunk
 from clap_zero.objective.config import ObjectiveConfig
 from clap_zero.objective.figures import ObjectiveFigures, longest_product
-from clap_zero.objective.lines import Lines, group_sizes
+from clap_zero.objective.lines import Lines
+from clap_zero.objective.sharing import find_sharing
 from clap_zero.precision import exact_float32
 
 TIE_EPS = 16
@@ -77,9 +78,14 @@ class RankView:
         """Whether the rank's own pairs are the global batch."""
         return self.audio.shape[0] == self.all_audio.shape[0]
 
+    @property
+    def own(self) -> slice:
+        """Where its pairs stand in the global batch."""
+        return slice(self.first, self.first + self.audio.shape[0])
+
     def own_groups(self, of_all: Tensor | None) -> Tensor | None:
         """The part of a (B,) tensor that belongs to this rank's pairs."""
-        return None if of_all is None else of_all[self.first : self.first + self.audio.shape[0]]
+        return None if of_all is None else of_all[self.own]
 
     def sides(self) -> tuple[Side, Side, Side, Side]:
         """Own clips, own captions, all clips and all captions as sides of the similarity matrix."""
@@ -127,9 +133,6 @@ def objective_gradients(
         _same_number_everywhere(audio)
     exchange: Callable[[Tensor], Tensor] = all_gather if world > 1 else _alone
     all_groups = exchange(groups.detach()) if groups is not None and config.uses_groups else None
-    if all_groups is not None and torch.unique(all_groups).numel() == all_groups.numel():
-        # Each pair is its own group: the plain objective, without a comparison in every cell.
-        all_groups, config = None, replace(config, positives="off")
     view = RankView(
         audio=audio,
         text=text,
@@ -158,15 +161,25 @@ def local_gradients(view: RankView, *, problem: Problem, exchange: Callable[[Ten
 
     Collective if `exchange` is.
     """
+    sharing = None
+    if view.all_groups is not None:
+        sharing = find_sharing(view.all_groups, own=view.own, chunk=problem.chunk)
+        if sharing is None:
+            # Each pair is its own group: the plain objective, without a comparison in every cell.
+            view = replace(view, all_groups=None)
+            problem = replace(problem, config=replace(problem.config, positives="off"))
     # In half precision cosines would be off by 2e-3 and a scale of 100 by 1 %.
     with exact_float32(view.audio.device):
+        problem = replace(problem, sharing=sharing)
         if problem.config.loss == "sigmoid":
             return _sigmoid(view, problem)
         return _softmax(view, problem, exchange)
 
 
 def _softmax(view: RankView, problem: Problem, exchange: Callable[[Tensor], Tensor]) -> ObjectiveGradients:
-    all_sizes = None if view.all_groups is None else group_sizes(view.all_groups)
+    narrow = softmax.is_narrow(problem.scale, longest_product(view.all_audio, view.all_text))
+    problem = replace(problem, narrow=narrow)
+    all_sizes = None if problem.sharing is None else problem.sharing.sizes
     sizes = view.own_groups(all_sizes)
     audio, text, all_audio, all_text = view.sides()
     whole = view.whole

@@ -26,12 +26,6 @@ class Targets:
     every: Tensor | None
 
 
-def group_sizes(groups: Tensor) -> Tensor:
-    """How many pairs of the global batch have the group of each pair, itself included; (B,) int64, as `groups`."""
-    _, place, counts = torch.unique(groups, return_inverse=True, return_counts=True)
-    return counts[place]
-
-
 def targets(sizes: Tensor | None, *, problem: Problem, like: Tensor) -> Targets:
     """Targets of rows whose groups have `sizes` members ((k,) int64; None: one each); `like` gives dtype and device."""
     config, smoothing = problem.config, problem.config.label_smoothing
@@ -88,33 +82,50 @@ class Lines:
             targets=goals,
         )
 
-    def raise_largest(self, logits: Tensor, part: slice, dim: int, beta: float) -> Tensor:
+    def update_largest(self, logits: Tensor, part: slice, *, dim: int, beta: float) -> Tensor:
         """Takes a block's largest logits into account.
 
+        Args:
+            logits: (r, c), -inf where there is no candidate.
+            part: The lines of the block.
+            dim: Over which to reduce: 1 for rows, 0 for columns.
+            beta: Concentration of hard negatives.
+
         Returns:
-            (r,) the largest logits so far of the lines in `part`.
+            (r,) or (c,), the largest logits of these lines in the block.
         """
-        before = self.largest[part]
-        after = torch.maximum(before, logits.amax(dim))
+        before, here = self.largest[part], logits.amax(dim)
+        after = torch.maximum(before, here)
         fall = before - after
         self.total[part] *= torch.exp((1 + beta) * fall)
         if self.base is not None:
             self.base[part] *= torch.exp(beta * fall)
         self.largest[part] = after
-        return after
+        return here
 
-    def aim(self, block: Block, part: slice, dim: int) -> None:
-        """Adds the block's share to `aimed` and, for soft positives, to `hardest`. `own` is -inf in the logits."""
+    def aim(self, block: Block, part: slice, *, dim: int, largest: Tensor) -> None:
+        """Adds the block's share to `aimed` and, for soft positives, to `hardest`.
+
+        Args:
+            block: With -inf in the logits where there is no candidate; `spare` is overwritten.
+            part: The lines of the block.
+            dim: Over which to reduce.
+            largest: The lines' largest logits in the block.
+        """
         if self.aimed is None:
             return
-        finite = torch.nan_to_num(block.logits, nan=math.nan, posinf=math.inf, neginf=0.0, out=block.spare)
-        if self.targets.every is not None:
-            self.aimed[part] += cut(self.targets.every, part) * finite.sum(dim)
-        if self.targets.same is not None:
-            assert block.same is not None
-            self.aimed[part] += self.targets.same[part] * (finite * block.same).sum(dim)
-            negatives = block.logits.masked_fill(block.same, -torch.inf)
-            self.hardest[part] = torch.maximum(self.hardest[part], negatives.amax(dim))
+        same = None if self.targets.same is None else block.same
+        if self.targets.every is not None or same is not None:
+            finite = torch.nan_to_num(block.logits, nan=math.nan, posinf=math.inf, neginf=0.0, out=block.spare)
+            if self.targets.every is not None:
+                self.aimed[part] += cut(self.targets.every, part) * finite.sum(dim)
+            if same is not None and self.targets.same is not None:
+                self.aimed[part] += self.targets.same[part] * finite.mul_(same).sum(dim)
+        if self.hardest is self.largest:
+            return
+        if same is not None:
+            largest = block.spare.copy_(block.logits).masked_fill_(same, -torch.inf).amax(dim)
+        self.hardest[part] = torch.maximum(self.hardest[part], largest)
 
 
 def cut(t: Tensor, part: slice, dim: int | None = None) -> Tensor:

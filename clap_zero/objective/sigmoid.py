@@ -73,21 +73,25 @@ def sweep(rows: Side, columns: Side, *, problem: Problem, both: bool) -> Sweep:
         logits = block.logits
         own = block.own(logits).clone()
         block.own(logits).fill_(-torch.inf)
-        negatives = logits if block.same is None else logits.masked_fill(block.same, -torch.inf)
+        same, negatives = block.same, logits
+        if same is not None:
+            negatives = block.spare.copy_(logits).masked_fill_(same, -torch.inf)
         sides = [(row_lines, block.rows, block.own_rows, 1)]
         if column_lines is not None:
             sides.append((column_lines, block.columns, block.own_columns, 0))
         for lines, part, _, dim in sides:
             lines.hardest[part] = torch.maximum(lines.hardest[part], negatives.amax(dim))
-        if block.same is not None and problem.config.positives == "mask":
-            logits = negatives
-        elif block.same is not None:
-            logits = torch.where(block.same, -logits, logits)
+        signs = None
+        if same is not None and problem.config.positives == "mask":
+            logits.masked_fill_(same, -torch.inf)
+        elif same is not None:
+            signs = block.spare.fill_(1).masked_fill_(same, -1)
+            logits.mul_(signs)
         # The first block is the largest. Fresh memory for each block would cost more than the arithmetic.
         third = third if third is not None else torch.empty_like(logits)
         cells = torch.sigmoid(logits, out=third.view(-1)[: logits.numel()].view(logits.shape))
-        if block.same is not None and problem.config.positives == "soft":
-            cells = torch.where(block.same, -cells, cells)
+        if signs is not None:
+            cells.mul_(signs)
         losses = _softplus(logits, block.spare)
         own_losses = -F.logsigmoid(own)
         for lines, part, own_part, dim in sides:

@@ -47,6 +47,16 @@ class Pull:
         return cls(*(column.contiguous() for column in packed.unbind(1)))
 
 
+def is_narrow(scale: Tensor, longest: Tensor) -> bool:
+    """`Problem.narrow`. Waits for the device, once a call.
+
+    Args:
+        scale: (), factor on the products.
+        longest: (), no product is larger.
+    """
+    return bool(2 * scale.abs() * longest <= NEAR)
+
+
 def statistics(
     rows: Side,
     columns: Side,
@@ -78,31 +88,55 @@ def statistics(
             column_lines.own[block.own_columns] = own
         row_lines.own[block.own_rows] = own
         own.fill_(-torch.inf)
-        if problem.config.positives == "mask":
-            assert block.same is not None
+        if problem.config.positives == "mask" and block.same is not None:
             block.logits.masked_fill_(block.same, -torch.inf)
         for lines, part, dim in sides:
-            lines.aim(block, part, dim)
-        largest = [lines.raise_largest(block.logits, part, dim, beta) for lines, part, dim in sides]
-        _add_exponentials(block, sides, largest, beta)
+            lines.aim(block, part, dim=dim, largest=lines.update_largest(block.logits, part, dim=dim, beta=beta))
+        _add_exponentials(block, sides, problem=problem)
     return row_lines, column_lines
 
 
-def _add_exponentials(block: Block, sides: list[tuple[Lines, slice, int]], largest: list[Tensor], beta: float) -> None:
-    """Adds the block's exponentials to the totals of its rows and columns."""
-    if len(sides) == 2 and not beta:
-        top = largest[0].max()
-        if min(low.min() for low in largest) > top - NEAR:
-            block.logits.sub_(top).exp_()
-            for (lines, part, dim), high in zip(sides, largest, strict=True):
-                lines.total[part] += block.logits.sum(dim) * torch.exp(top - high)
-            return
+def _add_exponentials(block: Block, sides: list[tuple[Lines, slice, int]], *, problem: Problem) -> None:
+    """Adds the block's exponentials to the totals of its rows and columns; overwrites the block."""
+    beta, largest = problem.config.hard_negative_beta, [lines.largest[part] for lines, part, _ in sides]
+    top = _shift(block.logits, largest, problem=problem) if len(sides) == 2 else None
+    if top is not None:
+        _exponentials(block.logits, top)
+        for (lines, part, dim), high in zip(sides, largest, strict=True):
+            lines.total[part] += block.logits.sum(dim) * _factor(top, high)
+        return
     for (lines, part, dim), high in zip(sides, largest, strict=True):
         below = torch.sub(block.logits, high.unsqueeze(dim), out=block.spare)
         if lines.base is not None:
             lines.base[part] += torch.exp(beta * below).sum(dim)
             below.mul_(1 + beta)
         lines.total[part] += below.exp_().sum(dim)
+
+
+def _shift(logits: Tensor, largest: list[Tensor], *, problem: Problem) -> Tensor | float | None:
+    """What to take off the block's logits where one exponential serves rows and columns; None where it does not.
+
+    On a CPU a block is looked at where `Problem.narrow` does not hold. Elsewhere that would have the device wait in
+    each block, which costs more than a second exponential.
+    """
+    if problem.config.hard_negative_beta:
+        return None
+    if problem.narrow:
+        return 0.0
+    if logits.device.type != "cpu":
+        return None
+    top = torch.minimum(largest[0].max(), largest[1].max())
+    return top if min(low.min() for low in largest) > top - NEAR else None
+
+
+def _exponentials(logits: Tensor, top: Tensor | float) -> Tensor:
+    """exp(logits - top), in place."""
+    return logits.exp_() if isinstance(top, float) else logits.sub_(top).exp_()
+
+
+def _factor(top: Tensor | float, largest: Tensor) -> Tensor:
+    """exp(top - largest). A line without candidates, whose sums are 0, gets a finite one."""
+    return torch.exp((top - largest).clamp_(max=NEAR))
 
 
 def finish(lines: Lines, sizes: Tensor | None, *, problem: Problem) -> tuple[Tensor, Pull]:
@@ -163,18 +197,17 @@ def gradients(
     d_columns = torch.zeros_like(columns.embeds) if both else None
     d_logits = rows.embeds.new_zeros((), dtype=torch.float64)
     for block in problem.blocks(rows, columns):
-        if problem.config.positives == "mask":
-            assert block.same is not None
+        if problem.config.positives == "mask" and block.same is not None:
             block.logits.masked_fill_(block.same, -torch.inf)
-        cells = _probabilities(block, pulls, problem.config.hard_negative_beta)
+        cells = _probabilities(block, pulls, problem=problem)
         if row_targets.every is not None and column_targets.every is not None:
             every = cut(row_targets.every, block.rows, 1) + cut(column_targets.every, block.columns, 0)
             if problem.config.positives == "mask" and block.same is not None:
                 every = every.expand_as(cells).masked_fill(block.same, 0)
             cells.sub_(every)
         if row_targets.same is not None and block.same is not None:
-            # Both lines of such a cell have the same group, hence the same target.
-            cells.sub_(2 * row_targets.same[block.rows, None] * block.same)
+            # Both lines of such a cell have the same group, hence the same target. `cells` is not `spare`: no beta here.
+            cells.sub_(torch.mul(2 * row_targets.same[block.rows, None], block.same, out=block.spare))
         own = cut(row_targets.own, block.own_rows)
         miss = pulls[0].miss[block.own_rows] + pulls[1].miss[block.own_columns]
         block.own(cells).copy_(2 * (1 - own) - miss)
@@ -185,16 +218,17 @@ def gradients(
     return d_rows, d_columns, d_logits
 
 
-def _probabilities(block: Block, pulls: tuple[Pull, Pull], beta: float) -> Tensor:
+def _probabilities(block: Block, pulls: tuple[Pull, Pull], *, problem: Problem) -> Tensor:
     """(r, c) sum of what rows and columns pull at each cell, without targets; meaningless at the pairs themselves."""
     rows, columns = (pull.largest[part] for pull, part in zip(pulls, (block.rows, block.columns), strict=True))
     weights = [pull.weight[part] for pull, part in zip(pulls, (block.rows, block.columns), strict=True)]
+    top = _shift(block.logits, [rows, columns], problem=problem)
+    if top is not None:
+        shares = [w * _factor(top, high) for w, high in zip(weights, (rows, columns), strict=True)]
+        torch.add(shares[0].unsqueeze(1), shares[1].unsqueeze(0), out=block.spare)
+        return _exponentials(block.logits, top).mul_(block.spare)
+    beta = problem.config.hard_negative_beta
     if not beta:
-        top = torch.minimum(rows.max(), columns.max())
-        if torch.minimum(rows.min(), columns.min()) > top - NEAR:
-            shares = [w * torch.exp(top - high) for w, high in zip(weights, (rows, columns), strict=True)]
-            torch.add(shares[0].unsqueeze(1), shares[1].unsqueeze(0), out=block.spare)
-            return block.logits.sub_(top).exp_().mul_(block.spare)
         torch.sub(block.logits, rows.unsqueeze(1), out=block.spare).exp_().mul_(weights[0].unsqueeze(1))
         return block.logits.sub_(columns.unsqueeze(0)).exp_().mul_(weights[1].unsqueeze(0)).add_(block.spare)
     parts = ((pulls[0], block.rows, 1), (pulls[1], block.columns, 0))

@@ -274,27 +274,45 @@ def test_softplus_to_the_last_bits(dtype: torch.dtype) -> None:
     assert ((ours - exact).abs() <= 4 * torch.finfo(dtype).eps * exact).all()
 
 
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Top left corners of the blocks in which groups were compared."""
+    corners: list[tuple[int, int]] = []
+    original = blocks._block
+
+    def block(rows: Any, columns: Any, place: tuple[slice, slice], *rest: Any, compared: bool) -> Any:
+        corners.extend([(place[0].start, place[1].start)] if compared else [])
+        return original(rows, columns, place, *rest, compared=compared)
+
+    monkeypatch.setattr(blocks, "_block", block)
+    return corners
+
+
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("positives", ["mask", "soft"])
-def test_without_equal_captions_no_cell_is_compared(loss: str, positives: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_equal_captions_no_cell_is_compared(loss: str, positives: str, compared: list[tuple[int, int]]) -> None:
     """Every pair its own group: the plain objective, bit by bit, at its cost."""
     random = torch.Generator().manual_seed(0)
     audio, text = (torch.nn.functional.normalize(torch.randn(40, 8, generator=random), dim=-1) for _ in range(2))
     bias = torch.tensor(-3.0) if loss == "sigmoid" else None
     values = {"logit_scale": torch.tensor(20.0), "logit_bias": bias, "chunk": 16}
-    plain = objective_gradients(audio, text, config=ObjectiveConfig(loss=loss), **values)
-    monkeypatch.setattr(blocks, "_block", only_without_groups(blocks._block))
+    plain = objective_gradients(audio, text, config=ObjectiveConfig(loss=loss, positives="off"), **values)
     config = ObjectiveConfig(loss=loss, positives=positives)
     grouped = objective_gradients(audio, text, groups=torch.arange(40).flip(0), config=config, **values)
+    assert not compared
     assert torch.equal(grouped.loss, plain.loss) and torch.equal(grouped.audio, plain.audio)
     assert all(torch.equal(one, other) for one, other in zip(grouped.figures, plain.figures, strict=True))
-    with pytest.raises(AssertionError, match="compared"):
-        objective_gradients(audio, text, groups=torch.arange(40) // 2, config=config, **values)
 
 
-def only_without_groups(original: Any) -> Any:
-    def block(rows: Any, columns: Any, *rest: Any) -> Any:
-        assert rows.groups is None and columns.groups is None, "compared"
-        return original(rows, columns, *rest)
-
-    return block
+@pytest.mark.parametrize("name", ["softmax-soft", "softmax-mask", "smoothing-soft", "smoothing-mask", "sigmoid-soft"])
+@pytest.mark.parametrize("scale", [10.0, 100.0])
+def test_only_blocks_where_equal_captions_meet_are_compared(
+    name: str, scale: float, compared: list[tuple[int, int]]
+) -> None:
+    """20 pairs in blocks of 6: two in the last block share a caption, and one in the first with one in the third."""
+    groups = list(range(20))
+    groups[14], groups[19] = groups[1], groups[18]
+    case = make_case(groups, scale=scale)
+    ours = flat(chunked(case, VARIANTS[name], chunk=6))
+    assert set(compared) == {(0, 12), (12, 0), (18, 18)}
+    assert largest_error(ours, value_and_gradients(case, VARIANTS[name])) < 1e-10
