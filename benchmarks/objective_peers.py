@@ -108,7 +108,9 @@ def _inf_cl(repository: Path) -> LossFunction:
 
 
 def _ours(_: Path) -> LossFunction:
-    return lambda audio, text, scale: contrastive_objective(audio, text, scale, config=ObjectiveConfig(), chunk=5)[0]
+    return lambda audio, text, scale: contrastive_objective(
+        audio, text, scale, config=ObjectiveConfig(positives="off"), chunk=5
+    )[0]
 
 
 PEERS = (
@@ -194,7 +196,7 @@ def caching_error(directory: Path) -> float | str:
 
     def loss(audio: Tensor, text: Tensor) -> Tensor:
         embeds = (F.normalize(t, dim=-1) for t in (audio, text))
-        return contrastive_objective(*embeds, torch.tensor(20.0), config=ObjectiveConfig())[0]
+        return contrastive_objective(*embeds, torch.tensor(20.0), config=ObjectiveConfig(positives="off"))[0]
 
     def gradients() -> Tensor:
         parts = [p.grad.flatten() for tower in towers for p in tower.parameters() if p.grad is not None]

@@ -10,7 +10,7 @@ import statistics
 from pathlib import Path
 
 from clap_zero.errors import ConfigError
-from clap_zero.objective.bench_case import Measured, measure, opposed_pairs
+from clap_zero.objective.bench_case import CHUNKED, Measured, measure, opposed_pairs
 
 LARGEST_DENSE = 16_384
 """Pairs up to which the dense forms are measured: from there on they take tens of gigabytes."""
@@ -56,7 +56,7 @@ def bench_from_args(args: argparse.Namespace) -> None:
 
 def _one_size(num_pairs: int, width: int, rounds: int, threads: int) -> dict[str, dict[str, float]]:
     """Measures all forms at one size and prints a line for each."""
-    forms = ("dense", "dense_twice", "chunked", "sigmoid") if num_pairs <= LARGEST_DENSE else ("chunked", "sigmoid")
+    forms = (*(("dense", "dense_twice") if num_pairs <= LARGEST_DENSE else ()), *CHUNKED)
     runs: dict[str, list[Measured]] = {form: [] for form in forms}
     for _ in range(rounds):
         for form in forms:
@@ -73,6 +73,7 @@ def _one_size(num_pairs: int, width: int, rounds: int, threads: int) -> dict[str
 
 
 def _rank(num_pairs: int, width: int, num_ranks: int, threads: int) -> dict[str, float]:
+    """Measures and prints one rank's part of a batch."""
     run = in_fresh_process("rank", num_pairs, width, num_ranks, threads)
     print(
         f"\none rank of {num_ranks}, {num_pairs} pairs: {run.wall_s:.1f} s wall, {run.cpu_s:.1f} s CPU, "
@@ -82,6 +83,7 @@ def _rank(num_pairs: int, width: int, num_ranks: int, threads: int) -> dict[str,
 
 
 def _opposed(width: int) -> dict[str, float]:
+    """Measures and prints errors where a fixed shift of the exponent underflows."""
     errors = opposed_pairs(2048, width)
     print(
         "\nscale 100, clips and captions around opposite directions, 2048 pairs: "
@@ -93,10 +95,12 @@ def _opposed(width: int) -> dict[str, float]:
 
 
 def _times(m: Measured) -> str:
+    """Wall and processor time as two columns."""
     return f"{m.wall_s:>7.2f} s{m.cpu_s:>7.2f} s"
 
 
 def _median(runs: list[Measured]) -> Measured:
+    """The median of each figure by itself."""
     columns = [statistics.median(column) for column in zip(*runs, strict=True)]
     return Measured(columns[0], columns[1], int(columns[2]), int(columns[3]), columns[4])
 

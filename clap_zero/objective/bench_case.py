@@ -17,6 +17,14 @@ from clap_zero.objective.chunked import RankView, local_gradients, objective_gra
 from clap_zero.objective.config import ObjectiveConfig
 from clap_zero.process_memory import forget_peak, peak_bytes, resident_bytes
 
+CHUNKED = {
+    "chunked": ObjectiveConfig(loss="softmax", positives="off"),
+    "chunked-soft": ObjectiveConfig(loss="softmax", positives="soft"),
+    "sigmoid": ObjectiveConfig(loss="sigmoid", positives="off"),
+    "sigmoid-soft": ObjectiveConfig(loss="sigmoid", positives="soft"),
+}
+"""The forms of ours. Soft ones have a caption twice, so that they cost what they do with real captions."""
+
 
 class Measured(NamedTuple):
     """What one run of one form took.
@@ -59,6 +67,7 @@ def dense_twice(audio: Tensor, text: Tensor, scale: Tensor) -> Tensor:
 def _with_autograd(
     loss: Callable[[Tensor, Tensor, Tensor], Tensor], num_pairs: int, width: int
 ) -> Callable[[], Tensor]:
+    """A dense form, forward and backward."""
     inputs = [t.requires_grad_() for t in (*embeddings(num_pairs, width), torch.tensor(1 / 0.07))]
 
     def run() -> Tensor:
@@ -70,13 +79,18 @@ def _with_autograd(
 
 
 def _by_hand(config: ObjectiveConfig, num_pairs: int, width: int) -> Callable[[], Tensor]:
+    """The chunked form; where captions matter, with those of the first and of the last pair equal."""
     audio, text = embeddings(num_pairs, width)
     bias = torch.tensor(-10.0) if config.uses_bias else None
+    groups = torch.arange(num_pairs)
+    groups[-1] = groups[0]
     kept = []
 
     def run() -> Tensor:
         kept.append(
-            objective_gradients(audio, text, logit_scale=torch.tensor(1 / 0.07), logit_bias=bias, config=config)
+            objective_gradients(
+                audio, text, logit_scale=torch.tensor(1 / 0.07), logit_bias=bias, groups=groups, config=config
+            )
         )
         return kept[-1].loss
 
@@ -96,7 +110,9 @@ def _one_rank(num_pairs: int, width: int, num_ranks: int) -> Callable[[], Tensor
             others = embeddings(local, width, seed=rank) if rank < num_ranks - 1 else (audio, text)
             all_audio[here], all_text[here] = others
         view = RankView(audio, text, all_audio, all_text, None, num_pairs - local)
-        problem = Problem(torch.tensor(1 / 0.07), None, ObjectiveConfig(), num_pairs, default_chunk(audio.device.type))
+        problem = Problem(
+            torch.tensor(1 / 0.07), None, ObjectiveConfig(positives="off"), num_pairs, default_chunk(audio.device.type)
+        )
         # The other ranks' statistics are of the size of its own.
         kept.append(local_gradients(view, problem=problem, exchange=lambda own: own.repeat(num_ranks, 1)))
         return kept[-1].loss
@@ -105,11 +121,18 @@ def _one_rank(num_pairs: int, width: int, num_ranks: int) -> Callable[[], Tensor
 
 
 def prepare(form: str, num_pairs: int, width: int, num_ranks: int = 1) -> Callable[[], Tensor]:
-    """What is measured: dense, dense_twice, chunked, sigmoid or rank."""
+    """What is measured: dense, dense_twice, one of `CHUNKED`, or rank.
+
+    Args:
+        form: Of these.
+        num_pairs: B.
+        width: d.
+        num_ranks: For the form rank: ranks that share B.
+    """
     if form == "rank":
         return _one_rank(num_pairs, width, num_ranks)
-    if form in ("chunked", "sigmoid"):
-        return _by_hand(ObjectiveConfig(loss="sigmoid" if form == "sigmoid" else "softmax"), num_pairs, width)
+    if form in CHUNKED:
+        return _by_hand(CHUNKED[form], num_pairs, width)
     return _with_autograd({"dense": dense, "dense_twice": dense_twice}[form], num_pairs, width)
 
 
@@ -156,7 +179,7 @@ def opposed_pairs(num_pairs: int, width: int) -> dict[str, float]:
         return loss.detach(), torch.autograd.grad(loss, inputs[0])[0]
 
     loss, exact = gradient(torch.float64)
-    ours = objective_gradients(audio, text, logit_scale=scale, config=ObjectiveConfig())
+    ours = objective_gradients(audio, text, logit_scale=scale, config=ObjectiveConfig(positives="off"))
     logits = scale * audio @ text.t()
     shifted = (logits - scale).exp().sum(1).log() + scale - logits.diagonal()
     return {

@@ -161,16 +161,15 @@ def local_gradients(view: RankView, *, problem: Problem, exchange: Callable[[Ten
 
     Collective if `exchange` is.
     """
-    sharing = None
-    if view.all_groups is not None:
-        sharing = find_sharing(view.all_groups, own=view.own, chunk=problem.chunk)
-        if sharing is None:
-            # Each pair is its own group: the plain objective, without a comparison in every cell.
-            view = replace(view, all_groups=None)
-            problem = replace(problem, config=replace(problem.config, positives="off"))
     # In half precision cosines would be off by 2e-3 and a scale of 100 by 1 %.
     with exact_float32(view.audio.device):
-        problem = replace(problem, sharing=sharing)
+        if view.all_groups is not None:
+            sharing = find_sharing(view.all_groups, own=view.own, chunk=problem.chunk)
+            problem = replace(problem, sharing=sharing)
+            if sharing is None:
+                # Each pair is its own group: the plain objective, without a comparison in every cell.
+                view = replace(view, all_groups=None)
+                problem = replace(problem, config=replace(problem.config, positives="off"))
         if problem.config.loss == "sigmoid":
             return _sigmoid(view, problem)
         return _softmax(view, problem, exchange)

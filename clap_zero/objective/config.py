@@ -1,13 +1,12 @@
-"""Which contrastive objective is trained, and which combinations of its parts mean something."""
+"""Which contrastive objective is trained."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import get_args
+from dataclasses import asdict, dataclass, fields
 
-from clap_zero.config.objective import Loss, Positives, contradiction
-from clap_zero.errors import ConfigError
+from clap_zero.config.objective import Loss, ObjectiveSection, Positives, contradiction
+
+DEFAULTS = ObjectiveSection()
 
 
 @dataclass(frozen=True)
@@ -28,30 +27,18 @@ class ObjectiveConfig:
             Radenovic et al. 2023, "Filtering, Distillation, and Hard Negatives for Vision-Language Pre-Training".
     """
 
-    loss: Loss = "softmax"
-    positives: Positives = "off"
-    label_smoothing: float = 0.0
-    hard_negative_beta: float = 0.0
+    loss: Loss = DEFAULTS.loss
+    positives: Positives = DEFAULTS.positives
+    label_smoothing: float = DEFAULTS.label_smoothing
+    hard_negative_beta: float = DEFAULTS.hard_negative_beta
 
     def __post_init__(self) -> None:
-        """Raises:
-        ConfigError: A value out of range, or two that contradict each other.
-        """
-        for name, value, known in (("loss", self.loss, Loss), ("positives", self.positives, Positives)):
-            if value not in get_args(known):
-                raise ConfigError(f"objective.{name} {value}: must be one of {', '.join(get_args(known))}")
-        if not 0 <= self.label_smoothing < 1:
-            raise ConfigError(f"objective.label_smoothing {self.label_smoothing:g}: must be at least 0 and below 1")
-        if not (self.hard_negative_beta >= 0 and math.isfinite(self.hard_negative_beta)):
-            raise ConfigError(f"objective.hard_negative_beta {self.hard_negative_beta:g}: must be 0 (off) or positive")
-        wrong = contradiction(
-            loss=self.loss,
-            positives=self.positives,
-            label_smoothing=self.label_smoothing,
-            hard_negative_beta=self.hard_negative_beta,
-        )
-        if wrong is not None:
-            raise ConfigError(wrong)
+        assert contradiction(**asdict(self)) is None, contradiction(**asdict(self))
+
+    @classmethod
+    def of(cls, section: ObjectiveSection) -> ObjectiveConfig:
+        """What a run config asks for; its ranges, choices and contradictions are checked there."""
+        return cls(**{own.name: getattr(section, own.name) for own in fields(cls)})
 
     @property
     def uses_groups(self) -> bool:

@@ -206,7 +206,7 @@ def gradients(
                 every = every.expand_as(cells).masked_fill(block.same, 0)
             cells.sub_(every)
         if row_targets.same is not None and block.same is not None:
-            # Both lines of such a cell have the same group, hence the same target. `cells` is not `spare`: no beta here.
+            # Both lines of such a cell have the same group, hence the same target; without beta `spare` is free.
             cells.sub_(torch.mul(2 * row_targets.same[block.rows, None], block.same, out=block.spare))
         own = cut(row_targets.own, block.own_rows)
         miss = pulls[0].miss[block.own_rows] + pulls[1].miss[block.own_columns]

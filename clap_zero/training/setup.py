@@ -145,9 +145,7 @@ def _check_stored_kinds(settled: Settled, features: FeatureConfig) -> None:
 def _passes(settled: Settled, engine: Engine, *, features: ClapFeatures, world: World) -> Passes:
     """One pass where a micro batch has all the negatives that are wanted, else two with cached embeddings."""
     chosen = settled.run.objective
-    objective = RunObjective(
-        ObjectiveConfig(**chosen.model_dump(exclude={"negatives", "mlp"})), gather=chosen.negatives != "local"
-    )
+    objective = RunObjective(ObjectiveConfig.of(chosen), gather=chosen.negatives != "local")
     forward = Forward(engine, features=features, seed=settled.run.train.seed, world=world)
     if needs_caching(chosen.negatives, accumulation=settled.resolved.accumulation):
         return CachedPasses(forward, objective=objective)

@@ -24,6 +24,9 @@ from tests.distributed import zero_cases as zc
 LOCAL = 4
 
 
+OFF = ObjectiveConfig(positives="off")
+
+
 @dataclass(frozen=True)
 class Case:
     """One way to take global batches.
@@ -57,7 +60,7 @@ class Case:
     fused: bool = True
     batch_norm: str = "sync"
     negatives: str = "global"
-    config: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    config: ObjectiveConfig = OFF
     precision: str = "fp32"
     dropout: float = 0.0
     checkpointing: bool = False

@@ -85,7 +85,9 @@ def test_laions_heads_in_the_matrix(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("config", [ObjectiveConfig(), ObjectiveConfig(positives="mask", hard_negative_beta=0.5)])
+@pytest.mark.parametrize(
+    "config", [ObjectiveConfig(positives="off"), ObjectiveConfig(positives="mask", hard_negative_beta=0.5)]
+)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_laions_heads_in_variants(config: ObjectiveConfig, checkpointing: bool, with_heads: dict[bool, Path]) -> None:
     check(Case(with_heads[True], 2, config=config, checkpointing=checkpointing, steps=3))

@@ -22,7 +22,7 @@ from clap_zero.training.objective import RunObjective
 from tests.distributed.test_checkpoint_clap import inputs
 from tests.unit.checkpoint.small_run import geometry
 
-SIGMOID = RunObjective(ObjectiveConfig(loss="sigmoid"))
+SIGMOID = RunObjective(ObjectiveConfig(loss="sigmoid", positives="off"))
 
 
 def build(

@@ -76,7 +76,7 @@ def train_and_save(run_dir: str, weights: Path, stage: int) -> tuple[dict[str, T
     from clap_zero.distributed.collectives import rank_and_size
 
     engine = make_engine(weights, stage)
-    objective = RunObjective(ObjectiveConfig())
+    objective = RunObjective(ObjectiveConfig(positives="off"))
     loss, _ = objective.share(engine(**inputs(0, rank_and_size()[0])), torch.arange(2))
     engine.backward(loss)
     engine.step()

@@ -78,7 +78,7 @@ def share_that_exchanges_nothing(config: ObjectiveConfig) -> Share:
 
 
 def test_statistics_that_are_not_exchanged_are_found() -> None:
-    config = ObjectiveConfig()
+    config = ObjectiveConfig(positives="off")
     results = run_distributed(share_that_exchanges_nothing, 2, config)
     ours, reference = averaged([g for g, _ in results]), value_and_gradients(global_case(2), config)
     assert abs(ours[0] - reference[0]) < 1e-11, "the loss alone does not show it"
@@ -86,7 +86,7 @@ def test_statistics_that_are_not_exchanged_are_found() -> None:
 
 
 def test_without_gather_the_negatives_are_local() -> None:
-    config = ObjectiveConfig()
+    config = ObjectiveConfig(positives="off")
     results = run_distributed(share, 2, config, None, False)
     for rank, (gradients, _) in enumerate(results):
         assert largest_error(gradients, value_and_gradients(part(global_case(2), rank), config)) < 1e-11
@@ -112,7 +112,7 @@ def two_heads(case: Case, other: Case) -> list[Tensor]:
     h = TwoHeads(
         *(t.clone().requires_grad_() for t in (case.audio, case.text, other.audio, other.text, case.scale, other.scale))
     )
-    share, _ = mlp_objective(h, config=ObjectiveConfig())
+    share, _ = mlp_objective(h, config=ObjectiveConfig(positives="off"))
     return [share.detach(), *torch.autograd.grad(share, list(vars(h).values()))]
 
 
@@ -133,7 +133,7 @@ def test_two_heads() -> None:
 def different_numbers() -> str:
     rank, _ = rank_and_size()
     try:
-        chunked(make_case(range(3 + rank)), ObjectiveConfig())
+        chunked(make_case(range(3 + rank)), ObjectiveConfig(positives="off"))
     except ValueError as error:
         return str(error)
     return ""
@@ -157,11 +157,11 @@ def in_single_precision(common: float) -> list[Tensor]:
     rank, _ = rank_and_size()
     case, mine = close_together(common), slice(rank * 24, (rank + 1) * 24)
     case = case._replace(audio=case.audio[mine], text=case.text[mine], groups=case.groups[mine])
-    return flat(chunked(case.to(torch.float32), ObjectiveConfig(), chunk=16))
+    return flat(chunked(case.to(torch.float32), ObjectiveConfig(positives="off"), chunk=16))
 
 
 @pytest.mark.parametrize("common", [0.0, 4.0])
 def test_float32_at_scale_100(common: float) -> None:
     """Rows and columns are computed by different ranks, whose products differ in the last bits."""
-    whole = chunked(close_together(common), ObjectiveConfig())
+    whole = chunked(close_together(common), ObjectiveConfig(positives="off"))
     assert largest_error(averaged(run_distributed(in_single_precision, 4, common)), flat(whole)) < 1e-5

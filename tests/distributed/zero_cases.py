@@ -159,7 +159,7 @@ def with_heads(weights: Path, directory: Path, *, fused: bool, num_steps: int = 
     model = build({}, fused=fused, weights=directory, parts=Parts(mlp="auto"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     pairs = make_pairs(8, fused=fused, long_rows=(0, 3, 5) if fused else (), seed=100)
-    objective = RunObjective(ObjectiveConfig())
+    objective = RunObjective(ObjectiveConfig(positives="off"))
     for _ in range(num_steps):
         optimizer.zero_grad()
         objective.share(model(**pairs._asdict()), torch.arange(8))[0].backward()

@@ -15,15 +15,15 @@ from clap_zero.objective.reference import sigmoid_reference, softmax_reference
 from tests.worst import worst
 
 VARIANTS = {
-    "softmax": ObjectiveConfig(),
+    "softmax": ObjectiveConfig(positives="off"),
     "softmax-mask": ObjectiveConfig(positives="mask"),
     "softmax-soft": ObjectiveConfig(positives="soft"),
-    "smoothing": ObjectiveConfig(label_smoothing=0.1),
+    "smoothing": ObjectiveConfig(label_smoothing=0.1, positives="off"),
     "smoothing-mask": ObjectiveConfig(label_smoothing=0.1, positives="mask"),
     "smoothing-soft": ObjectiveConfig(label_smoothing=0.1, positives="soft"),
-    "hard": ObjectiveConfig(hard_negative_beta=0.5),
+    "hard": ObjectiveConfig(hard_negative_beta=0.5, positives="off"),
     "hard-mask": ObjectiveConfig(hard_negative_beta=1.5, positives="mask"),
-    "sigmoid": ObjectiveConfig(loss="sigmoid"),
+    "sigmoid": ObjectiveConfig(loss="sigmoid", positives="off"),
     "sigmoid-mask": ObjectiveConfig(loss="sigmoid", positives="mask"),
     "sigmoid-soft": ObjectiveConfig(loss="sigmoid", positives="soft"),
 }

@@ -34,11 +34,11 @@ def test_gradcheck_sees_a_wrong_factor() -> None:
     case = make_case(SHARED, scale=5.0, width=3)
 
     def loss(*inputs: torch.Tensor):
-        share = contrastive_objective(*inputs, config=ObjectiveConfig())[0]
+        share = contrastive_objective(*inputs, config=ObjectiveConfig(positives="off"))[0]
         return share - share.detach() / 2
 
     with pytest.raises(RuntimeError, match="Jacobian mismatch"):
-        torch.autograd.gradcheck(loss, inputs_of(case, ObjectiveConfig()))
+        torch.autograd.gradcheck(loss, inputs_of(case, ObjectiveConfig(positives="off")))
 
 
 def test_through_normalisation_and_exponential() -> None:
@@ -51,8 +51,14 @@ def test_through_normalisation_and_exponential() -> None:
         audio, text = (F.normalize(t, dim=-1) for t in raw[:2])
         return torch.autograd.grad(loss(audio, text, raw[2].exp().reshape(())), raw)
 
-    ours = gradients(lambda *inputs: contrastive_objective(*inputs, config=ObjectiveConfig(), chunk=4)[0])
-    for a, b in zip(ours, gradients(lambda *inputs: softmax_reference(*inputs, config=ObjectiveConfig())), strict=True):
+    ours = gradients(
+        lambda *inputs: contrastive_objective(*inputs, config=ObjectiveConfig(positives="off"), chunk=4)[0]
+    )
+    for a, b in zip(
+        ours,
+        gradients(lambda *inputs: softmax_reference(*inputs, config=ObjectiveConfig(positives="off"))),
+        strict=True,
+    ):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
 
 
@@ -87,7 +93,9 @@ def test_half_precision_has_its_gradient_in_half(config: ObjectiveConfig) -> Non
 
 def test_figures_have_no_gradient() -> None:
     case = make_case(SHARED)
-    share, figures = contrastive_objective(*inputs_of(case, ObjectiveConfig()), config=ObjectiveConfig())
+    share, figures = contrastive_objective(
+        *inputs_of(case, ObjectiveConfig(positives="off")), config=ObjectiveConfig(positives="off")
+    )
     assert share.requires_grad
     assert not any(figure.requires_grad for figure in figures)
 
@@ -96,9 +104,9 @@ def test_an_input_without_gradient() -> None:
     """A frozen scale, or a frozen tower."""
     case = make_case(SHARED)
     audio = case.audio.clone().requires_grad_()
-    share, _ = contrastive_objective(audio, case.text, case.scale, config=ObjectiveConfig())
+    share, _ = contrastive_objective(audio, case.text, case.scale, config=ObjectiveConfig(positives="off"))
     share.backward()
     assert not case.text.requires_grad and case.text.grad is None and case.scale.grad is None
-    every = inputs_of(case, ObjectiveConfig())
-    contrastive_objective(*every, config=ObjectiveConfig())[0].backward()
+    every = inputs_of(case, ObjectiveConfig(positives="off"))
+    contrastive_objective(*every, config=ObjectiveConfig(positives="off"))[0].backward()
     assert torch.equal(audio.grad, every[0].grad)

@@ -13,7 +13,9 @@ from torch.nn import functional as F
 
 from clap_zero.errors import ConfigError
 from clap_zero.objective.bench import add_bench_arguments, bench_from_args, in_fresh_process
-from clap_zero.objective.bench_case import embeddings, opposed_pairs, prepare
+from clap_zero.objective.bench_case import CHUNKED, embeddings, opposed_pairs, prepare
+from clap_zero.objective.config import ObjectiveConfig
+from clap_zero.objective.reference import sigmoid_reference, softmax_reference
 
 
 def arguments(*tokens: str) -> argparse.Namespace:
@@ -26,7 +28,17 @@ def test_all_softmax_forms_measure_the_same_thing() -> None:
     losses = [prepare(form, 96, 16)() for form in ("dense", "dense_twice", "chunked")]
     for loss in losses[1:]:
         torch.testing.assert_close(loss, losses[0], rtol=1e-5, atol=0)
-    assert prepare("sigmoid", 96, 16)().isfinite()
+
+
+@pytest.mark.parametrize(("form", "config"), CHUNKED.items())
+def test_forms_of_ours_are_what_they_say(form: str, config: ObjectiveConfig) -> None:
+    """Soft ones with one caption twice."""
+    audio, text = embeddings(24, 16)
+    groups = torch.arange(24)
+    groups[-1] = 0
+    inputs = [audio, text, torch.tensor(1 / 0.07), *([torch.tensor(-10.0)] if config.uses_bias else [])]
+    reference = sigmoid_reference if config.uses_bias else softmax_reference
+    assert prepare(form, 24, 16)().item() == pytest.approx(reference(*inputs, groups, config=config).item(), rel=1e-5)
 
 
 def test_one_rank_has_its_part_of_the_whole() -> None:

@@ -1,39 +1,42 @@
-"""Which combinations of the objective's parts are refused, and how."""
+"""The objective's config is that of the run: one source of defaults, ranges and contradictions."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
-from clap_zero.errors import ConfigError
+from clap_zero.config.objective import ObjectiveSection
 from clap_zero.objective.config import ObjectiveConfig
 
 
+def test_defaults_are_those_of_a_run() -> None:
+    assert ObjectiveConfig() == ObjectiveConfig.of(ObjectiveSection())
+    assert ObjectiveConfig().uses_groups and not ObjectiveConfig().uses_bias
+
+
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "keys",
     [
-        ({"loss": "hinge"}, "objective.loss hinge: must be one of softmax, sigmoid"),
-        ({"positives": "all"}, "objective.positives all: must be one of off, mask, soft"),
-        ({"label_smoothing": 1.0}, "objective.label_smoothing 1: must be at least 0 and below 1"),
-        ({"label_smoothing": -0.1}, "objective.label_smoothing -0.1"),
-        ({"label_smoothing": float("nan")}, "objective.label_smoothing nan"),
-        ({"hard_negative_beta": -1.0}, "objective.hard_negative_beta -1: must be 0 \\(off\\) or positive"),
-        ({"hard_negative_beta": float("inf")}, "objective.hard_negative_beta inf"),
-        ({"loss": "sigmoid", "label_smoothing": 0.1}, "label_smoothing 0.1 is defined for the softmax loss only"),
-        ({"loss": "sigmoid", "hard_negative_beta": 1.0}, "hard_negative_beta 1 is defined for the softmax loss only"),
-        ({"label_smoothing": 0.1, "hard_negative_beta": 1.0}, "set one of them to 0"),
-        ({"positives": "soft", "hard_negative_beta": 1.0}, "no definition for several positives"),
+        {"loss": "sigmoid", "positives": "mask"},
+        {"loss": "softmax", "positives": "off", "label_smoothing": 0.25},
+        {"loss": "softmax", "positives": "mask", "hard_negative_beta": 0.5},
     ],
 )
-def test_refused_in_one_line(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        ObjectiveConfig(**settings)
-    assert "\n" not in str(caught.value)
+def test_every_key_of_a_run_arrives(keys: dict[str, Any]) -> None:
+    config = ObjectiveConfig.of(ObjectiveSection(**keys))
+    assert {name: value for name, value in asdict(config).items() if name in keys} == keys
+    # These two say where the candidates and the model come from; all others are of the loss.
+    assert set(asdict(config)) == set(ObjectiveSection.model_fields) - {"negatives", "mlp"}
 
 
 def test_what_needs_groups_and_a_bias() -> None:
-    assert not ObjectiveConfig().uses_groups
-    assert not ObjectiveConfig().uses_bias
+    assert not ObjectiveConfig(positives="off").uses_groups
     assert ObjectiveConfig(positives="mask").uses_groups
     assert ObjectiveConfig(loss="sigmoid").uses_bias
+
+
+def test_contradictions_are_no_config() -> None:
+    with pytest.raises(AssertionError, match="defined for the softmax loss only"):
+        ObjectiveConfig(loss="sigmoid", label_smoothing=0.1)

@@ -49,9 +49,9 @@ def test_equals_four_cross_entropies() -> None:
     inputs = [getattr(h, name) for name in NAMES]
     reference = four_cross_entropies(h)
     expected = [reference.detach(), *torch.autograd.grad(reference, inputs)]
-    share, gradients, _ = mlp_gradients(h, config=ObjectiveConfig(), chunk=2)
+    share, gradients, _ = mlp_gradients(h, config=ObjectiveConfig(positives="off"), chunk=2)
     assert largest_error([share, *(getattr(gradients, name) for name in NAMES)], expected) < 1e-11
-    share, figures = mlp_objective(h, config=ObjectiveConfig(), chunk=2)
+    share, figures = mlp_objective(h, config=ObjectiveConfig(positives="off"), chunk=2)
     positive = (h.audio * h.text_mlp + h.audio_mlp * h.text).detach().sum(1).mean().item() / 2
     assert largest_error([share.detach(), *torch.autograd.grad(share, inputs)], expected) < 1e-11
     assert figures.positive_similarity == pytest.approx(positive)
@@ -90,18 +90,20 @@ def test_every_variant(config: ObjectiveConfig, groups: list[int], scales: tuple
 def test_the_second_head_and_scale_are_on_their_own() -> None:
     """With the parts exchanged another loss comes out: neither head nor scale is taken for the other's."""
     h = heads()
-    loss = mlp_reference(h, config=ObjectiveConfig()).item()
+    loss = mlp_reference(h, config=ObjectiveConfig(positives="off")).item()
     others = (
         TwoHeads(h.audio, h.text, h.audio_mlp, h.text_mlp, h.logit_scale_t, h.logit_scale_a),
         TwoHeads(h.audio, h.text, h.text_mlp, h.audio_mlp, h.logit_scale_a, h.logit_scale_t),
     )
-    assert all(abs(mlp_reference(other, config=ObjectiveConfig()).item() - loss) > 0.1 for other in others)
+    assert all(
+        abs(mlp_reference(other, config=ObjectiveConfig(positives="off")).item() - loss) > 0.1 for other in others
+    )
 
 
 def test_figures_of_long_rows() -> None:
     """Products beyond 1 and below -1 are shown as they are; equal rows are ties, however long they are."""
     h = heads(num_pairs=6, length=3.0)
-    _, figures = mlp_objective(h, config=ObjectiveConfig())
+    _, figures = mlp_objective(h, config=ObjectiveConfig(positives="off"))
     hardest = []
     for one, other in ((h.audio, h.text_mlp), (h.audio_mlp, h.text)):
         products = (one @ other.t()).fill_diagonal_(-torch.inf)
@@ -110,5 +112,5 @@ def test_figures_of_long_rows() -> None:
     one = heads(num_pairs=1, length=1000.0, dtype=torch.float32)
     embeds = [getattr(one, name).detach().repeat(33, 1) for name in NAMES[:4]]
     scale = torch.tensor(100.0)
-    _, figures = mlp_objective(TwoHeads(*embeds, scale, scale), config=ObjectiveConfig(), chunk=16)
+    _, figures = mlp_objective(TwoHeads(*embeds, scale, scale), config=ObjectiveConfig(positives="off"), chunk=16)
     assert figures.top1_audio_to_text == 0 == figures.top1_text_to_audio
