@@ -1,4 +1,4 @@
-"""Products in full float32, whatever precision the program around has chosen."""
+"""Products in full float32, whatever precision the program around has chosen; sums in float64, where there is one."""
 
 from __future__ import annotations
 
@@ -41,3 +41,8 @@ def exact_float32(device: torch.device) -> Iterator[None]:
     """No TF32 or bf16 inside matrix products, no autocast and no graph. Threads may be inside at the same time."""
     with _IEEE, torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield
+
+
+def wide(device: torch.device) -> torch.dtype:
+    """fp64, for sums that cancel; fp32 on mps, which has no fp64."""
+    return torch.float32 if device.type == "mps" else torch.float64

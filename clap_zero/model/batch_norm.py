@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clap_zero.distributed.collectives import all_reduce_sum
+from clap_zero.precision import wide
 
 Policy = Literal["local", "sync", "frozen"]
 
@@ -127,18 +128,18 @@ class _Normalise(torch.autograd.Function):
         """Gives y (n, c, h, w), mean (c,), biased variance (c,) and count () of the group."""
         reduce = all_reduce_sum if sync else _identity
         mask = valid.view(-1, 1, 1, 1)
-        wide = torch.where(mask, x, 0).to(_wide(x))
-        num_values = valid.sum().to(wide.dtype) * (x.shape[2] * x.shape[3])
-        totals = reduce(torch.cat([wide.sum((0, 2, 3)), num_values.view(1)]))
+        values = torch.where(mask, x, 0).to(wide(x.device))
+        num_values = valid.sum().to(values.dtype) * (x.shape[2] * x.shape[3])
+        totals = reduce(torch.cat([values.sum((0, 2, 3)), num_values.view(1)]))
         count = totals[-1]
         mean = totals[:-1] / count.clamp(min=1)
-        centred = torch.where(mask, wide - _per_channel(mean), 0)
+        centred = torch.where(mask, values - _per_channel(mean), 0)
         var = reduce(centred.square().sum((0, 2, 3))) / count.clamp(min=1)
         # Too few values anywhere: the running statistics, as constants.
         enough = count >= 2
         used_mean, used_var = (torch.where(enough, new, old) for new, old in zip((mean, var), running, strict=True))
         inverse_std = torch.rsqrt(used_var + eps)
-        normalised = ((wide - _per_channel(used_mean)) * _per_channel(inverse_std)).to(x.dtype)
+        normalised = ((values - _per_channel(used_mean)) * _per_channel(inverse_std)).to(x.dtype)
         y = torch.where(mask, normalised * _per_channel(weight) + _per_channel(bias), 0)
         ctx.save_for_backward(normalised, weight, valid, inverse_std, count)
         ctx.reduce = reduce
@@ -150,22 +151,17 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         normalised, weight, valid, inverse_std, count = ctx.saved_tensors
         mask = valid.view(-1, 1, 1, 1)
-        wide = torch.where(mask, gradient, 0).to(inverse_std.dtype)
-        bias_gradient = wide.sum((0, 2, 3))
-        weight_gradient = (wide * normalised).sum((0, 2, 3))
+        values = torch.where(mask, gradient, 0).to(inverse_std.dtype)
+        bias_gradient = values.sum((0, 2, 3))
+        weight_gradient = (values * normalised).sum((0, 2, 3))
         # The parameters' gradients stay this rank's own (DeepSpeed averages them); those of the statistics are the
         # group's, since every rank's output depends on every rank's input.
         share = ctx.reduce(torch.cat([bias_gradient, weight_gradient])) / count.clamp(min=1)
         through_mean, through_var = torch.where(count >= 2, share, 0).chunk(2)
-        wide = wide - _per_channel(through_mean) - normalised * _per_channel(through_var)
-        x_gradient = torch.where(mask, wide * _per_channel(weight * inverse_std), 0).to(gradient.dtype)
+        values = values - _per_channel(through_mean) - normalised * _per_channel(through_var)
+        x_gradient = torch.where(mask, values * _per_channel(weight * inverse_std), 0).to(gradient.dtype)
         weight_gradient, bias_gradient = weight_gradient.to(weight.dtype), bias_gradient.to(weight.dtype)
         return x_gradient, weight_gradient, bias_gradient, None, None, None, None
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    """fp64 where the device has it."""
-    return x.dtype if x.device.type == "mps" else torch.float64
 
 
 def _per_channel(values: Tensor) -> Tensor:

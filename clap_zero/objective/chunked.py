@@ -16,13 +16,13 @@ from torch import Tensor
 
 from clap_zero.distributed.collectives import all_gather, rank_and_size
 from clap_zero.objective import sigmoid, softmax
-from clap_zero.objective.blocks import Problem, Side
+from clap_zero.objective.blocks import NOTHING, Problem, Side
 from clap_zero.objective.chunk import default_chunk
 from clap_zero.objective.config import ObjectiveConfig
 from clap_zero.objective.figures import ObjectiveFigures, longest_product
 from clap_zero.objective.lines import Lines
 from clap_zero.objective.sharing import find_sharing
-from clap_zero.precision import exact_float32
+from clap_zero.precision import exact_float32, wide
 
 TIE_EPS = 16
 """Two cosines closer than this many rounding steps are a tie: equal captions get products that differ in the last bit,
@@ -238,10 +238,10 @@ def _result(
         d_scale: () correction of the scale's gradient, before the factor.
         d_bias: () gradient of the bias, before the factor.
     """
-    dtype, factor = view.audio.dtype, 1 / (times * view.audio.shape[0])
-    loss = [line.mean(dtype=torch.float64).to(dtype) for line in losses]
+    dtype, factor, sums_in = view.audio.dtype, 1 / (times * view.audio.shape[0]), wide(view.audio.device)
+    loss = [line.mean(dtype=sums_in).to(dtype) for line in losses]
     d_audio, d_text = sums
-    logit_scale = torch.linalg.vecdot(view.audio, d_audio).sum(dtype=torch.float64) + d_scale
+    logit_scale = torch.linalg.vecdot(view.audio, d_audio).sum(dtype=sums_in) + d_scale
     return ObjectiveGradients(
         loss=(loss[0] + loss[1]) / 2,
         audio=d_audio.mul_(problem.scale * factor),
@@ -265,7 +265,7 @@ def _figures(
     hits, hardest = [], []
     for line in lines:
         hits.append((line.own - line.hardest > margin).to(line.own.dtype).mean())
-        hardest.append(torch.maximum((line.hardest - offset) / problem.scale, -longest).mean())
+        hardest.append(torch.where(line.hardest > NOTHING, (line.hardest - offset) / problem.scale, torch.nan).mean())
     return ObjectiveFigures(
         loss_audio_to_text=loss[0],
         loss_text_to_audio=loss[1],

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+MAY_LACK = ("hardest_negative_similarity",)
+"""Figures that are NaN for a loss without negatives."""
 
 
 class ObjectiveFigures(NamedTuple):
@@ -20,8 +24,10 @@ class ObjectiveFigures(NamedTuple):
         top1_audio_to_text: Share of clips whose own caption is closer than every negative; a tie is no hit.
         top1_text_to_audio: Share of captions whose own clip is closer than every negative.
         positive_similarity: Cosine of a clip and its own caption.
-        hardest_negative_similarity: Cosine to the closest negative, over the rows of both directions; -1 for a row
-            that has none.
+        hardest_negative_similarity: Cosine to the closest negative, over the rows of both directions; NaN without
+            negatives, which is so for all rows at once (one pair, or one group), and leaves no row that is no hit.
+
+    With the sigmoid loss the two directions' losses are sums over the same cells: over all ranks they are one number.
     """
 
     loss_audio_to_text: Tensor
@@ -30,6 +36,14 @@ class ObjectiveFigures(NamedTuple):
     top1_text_to_audio: Tensor
     positive_similarity: Tensor
     hardest_negative_similarity: Tensor
+
+
+def mean_figures(parts: Sequence[ObjectiveFigures]) -> ObjectiveFigures:
+    """Means over losses of equally many pairs; what a loss without negatives has no figure for, over the others."""
+    columns = {name: torch.stack([getattr(part, name) for part in parts]) for name in ObjectiveFigures._fields}
+    return ObjectiveFigures(
+        **{n: column.nanmean() if n in MAY_LACK else column.mean() for n, column in columns.items()}
+    )
 
 
 def longest_product(audio: Tensor, text: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clap_zero.objective.autograd import contrastive_objective
 from clap_zero.objective.chunked import objective_gradients
-from clap_zero.objective.figures import ObjectiveFigures
+from clap_zero.objective.figures import ObjectiveFigures, mean_figures
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def mlp_gradients(heads: TwoHeads, **settings: Any) -> tuple[Tensor, TwoHeads, O
         logit_scale_a=first.logit_scale / 2,
         logit_scale_t=second.logit_scale / 2,
     )
-    return (first.loss + second.loss) / 2, gradients, _mean(first.figures, second.figures)
+    return (first.loss + second.loss) / 2, gradients, mean_figures([first.figures, second.figures])
 
 
 def mlp_objective(heads: TwoHeads, **settings: Any) -> tuple[Tensor, ObjectiveFigures]:
@@ -80,8 +80,4 @@ def mlp_objective(heads: TwoHeads, **settings: Any) -> tuple[Tensor, ObjectiveFi
     """
     first, first_figures = contrastive_objective(heads.audio, heads.text_mlp, heads.logit_scale_a, **settings)
     second, second_figures = contrastive_objective(heads.audio_mlp, heads.text, heads.logit_scale_t, **settings)
-    return (first + second) / 2, _mean(first_figures, second_figures)
-
-
-def _mean(first: ObjectiveFigures, second: ObjectiveFigures) -> ObjectiveFigures:
-    return ObjectiveFigures(*((one + other) / 2 for one, other in zip(first, second, strict=True)))
+    return (first + second) / 2, mean_figures([first_figures, second_figures])

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clap_zero.objective.blocks import NOTHING, Problem, Side
+from clap_zero.precision import wide
 
 
 @dataclass
@@ -67,7 +68,7 @@ def sweep(rows: Side, columns: Side, *, problem: Problem, both: bool) -> Sweep:
     column_lines = SigmoidLines.start(columns) if both else None
     d_rows = torch.zeros_like(rows.embeds)
     d_columns = torch.zeros_like(columns.embeds) if both else None
-    d_logits = rows.embeds.new_zeros((), dtype=torch.float64)
+    d_logits = rows.embeds.new_zeros((), dtype=wide(rows.embeds.device))
     third: Tensor | None = None
     for block in problem.blocks(rows, columns):
         logits = block.logits

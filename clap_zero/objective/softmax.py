@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from clap_zero.objective.blocks import NEAR, Block, Problem, Side
 from clap_zero.objective.lines import Lines, cut, targets
+from clap_zero.precision import wide
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def gradients(
     )
     d_rows = torch.zeros_like(rows.embeds)
     d_columns = torch.zeros_like(columns.embeds) if both else None
-    d_logits = rows.embeds.new_zeros((), dtype=torch.float64)
+    d_logits = rows.embeds.new_zeros((), dtype=wide(rows.embeds.device))
     for block in problem.blocks(rows, columns):
         if problem.config.positives == "mask" and block.same is not None:
             block.logits.masked_fill_(block.same, -torch.inf)

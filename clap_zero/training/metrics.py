@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from clap_zero.distributed import collectives
+from clap_zero.precision import wide
 from clap_zero.training.own_time import slowest_rank
 
 
@@ -48,11 +49,10 @@ def gather_figures(figures: LocalFigures, *, device: torch.device) -> list[Local
         The figures of all ranks, by rank.
     """
     # float64: a peak of 100 GB has to survive next to a loss. Devices without it take float32, exact to 2^24 relative.
-    dtype = torch.float32 if device.type == "mps" else torch.float64
     several = ("loader_s", "objective", "own_s")
     names = [field.name for field in fields(figures) if field.name not in several]
     values = [*(getattr(figures, name) for name in names), *figures.loader_s, *figures.objective, *figures.own_s]
-    mine = torch.tensor([values], dtype=dtype, device=device)
+    mine = torch.tensor([values], dtype=wide(device), device=device)
     middle = len(names) + len(figures.loader_s)
     last = middle + len(figures.objective)
     return [

@@ -21,7 +21,7 @@ from clap_zero.audio.features import ClapFeatures
 from clap_zero.data.batch import Batch
 from clap_zero.distributed.world import World
 from clap_zero.model.clap import ContrastOutput
-from clap_zero.objective.figures import ObjectiveFigures
+from clap_zero.objective.figures import ObjectiveFigures, mean_figures
 from clap_zero.training.engine import Engine
 from clap_zero.training.objective import RunObjective, joined, surrogate
 from clap_zero.training.seeding import seed_micro_batch
@@ -138,8 +138,7 @@ class MicroPasses:
             updated = self._forward.engine.step()
             losses.append(loss.detach())
             figures.append(numbers)
-        means = ObjectiveFigures(*(torch.stack(column).mean() for column in zip(*figures, strict=True)))
-        return _result(torch.stack(losses).mean(), means, output, updated=updated)
+        return _result(torch.stack(losses).mean(), mean_figures(figures), output, updated=updated)
 
 
 class CachedPasses:

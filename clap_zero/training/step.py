@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -15,12 +16,12 @@ from clap_zero.data.stopwatch import STAGES
 from clap_zero.data.tally import Tally
 from clap_zero.distributed.world import World, peak_memory_bytes
 from clap_zero.errors import DivergedError
-from clap_zero.objective.figures import ObjectiveFigures
+from clap_zero.objective.figures import MAY_LACK, ObjectiveFigures
 from clap_zero.phases import phase
 from clap_zero.training.engine import Engine
 from clap_zero.training.metrics import LocalFigures, gather_figures
 from clap_zero.training.own_time import OwnTime
-from clap_zero.training.passes import Passes
+from clap_zero.training.passes import Passes, PassResult
 
 MOST_WASTED_STEPS = 50
 """Steps in a row without an update after which a run is given up; fp16 needs some to find its loss scale."""
@@ -143,37 +144,55 @@ class Stepper:
         with phase("forward"):  # what is not said to be something else within
             passed = self._passes.run(drawn, step=step)
         with phase("optimizer"):  # a GPU is done with the step only when its figures are here
-            loss, scale, *watched = torch.stack([passed.loss, passed.logit_scale, *passed.figures]).tolist()
+            numbers = _Numbers.read(passed)
+        everyone = self._gather(numbers, drawn, started=started)
+        self._own_time.restart()
+        result = self._result(
+            step, samples=samples, numbers=numbers, drawn=drawn, everyone=everyone, learning_rate=learning_rate
+        )
+        num_slots = result.samples - samples
+        self._skip_limit.see(result.epoch, num_slots=num_slots, num_bad=result.num_skipped, skipped=drawn.skipped)
+        self._check_progress(result, updated=passed.updated)
+        return result
+
+    def _gather(self, numbers: _Numbers, drawn: _Drawn, *, started: float) -> list[LocalFigures]:
+        """The step's figures of all ranks. Collective: all ranks must call."""
         tally = drawn.tally
         mine = LocalFigures(
-            loss=loss,
+            loss=numbers.loss,
             step_time_s=time.perf_counter() - started,
             data_wait_s=drawn.wait_s,
             peak_memory_bytes=peak_memory_bytes(self._world.device),
             num_skipped=tally.num_bad,
             stop=float(self._stop_requested() is not None),  # asked now: a launcher waits 30 s, not two steps
             loader_s=tuple(tally.loader_s.get(stage, 0.0) for stage in STAGES),
-            objective=tuple(watched),
+            objective=numbers.objective,
             own_s=self._own_time.take(),
         )
-        everyone = gather_figures(mine, device=self._world.device)
-        self._own_time.restart()
+        return gather_figures(mine, device=self._world.device)
+
+    def _result(
+        self,
+        step: int,
+        *,
+        samples: int,
+        numbers: _Numbers,
+        drawn: _Drawn,
+        everyone: list[LocalFigures],
+        learning_rate: float,
+    ) -> StepResult:
+        """What the step came to over all ranks; `samples` were seen before it."""
         num_pairs = len(drawn.keys) * self._world.size
         step_time_s = max(figures.step_time_s for figures in everyone)
-        result = StepResult(
+        return StepResult(
             step=step,
             epoch=drawn.epoch,
             samples=samples + num_pairs,
             loss=sum(figures.loss for figures in everyone) / len(everyone),
             learning_rate=learning_rate,
             grad_norm=self._engine.grad_norm,
-            logit_scale=scale,
-            logit_bias=None if passed.logit_bias is None else float(passed.logit_bias),
-            logit_scale_t=None if passed.logit_scale_t is None else float(passed.logit_scale_t),
-            objective={
-                name: sum(figures.objective[n] for figures in everyone) / len(everyone)
-                for n, name in enumerate(ObjectiveFigures._fields)
-            },
+            **numbers.scalars,
+            objective=mean_objective([figures.objective for figures in everyone]),
             loss_scale=self._engine.loss_scale,
             samples_per_second=num_pairs / step_time_s,
             step_time_s=step_time_s,
@@ -184,12 +203,9 @@ class Stepper:
             stop_requested=any(figures.stop for figures in everyone),
             keys=tuple(drawn.keys),
             skipped=tuple(drawn.skipped),
-            tally=tally,
+            tally=drawn.tally,
             own_s=tuple(figures.own_s for figures in everyone),
         )
-        self._skip_limit.see(result.epoch, num_slots=num_pairs, num_bad=result.num_skipped, skipped=drawn.skipped)
-        self._check_progress(result, updated=passed.updated)
-        return result
 
     def _check_progress(self, result: StepResult, *, updated: bool) -> None:
         """A run that cannot learn any more ends, on all ranks alike; fp16 may first lower its loss scale."""
@@ -208,6 +224,39 @@ class Stepper:
                 f"the gradients of the last {self._num_wasted} steps, up to step {result.step}, were not finite, so no "
                 f"weight has moved; {advice}"
             )
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """A `PassResult` on the host.
+
+    Attributes:
+        loss: Of this rank.
+        scalars: What the model learns beside its weights, by the names of `StepResult`; None where it has none.
+        objective: In the order of `ObjectiveFigures`.
+    """
+
+    loss: float
+    scalars: dict[str, Any]
+    objective: tuple[float, ...]
+
+    @classmethod
+    def read(cls, passed: PassResult) -> _Numbers:
+        """Waits for the device, once."""
+        scalars = {name: getattr(passed, name) for name in ("logit_scale", "logit_bias", "logit_scale_t")}
+        there = {name: value for name, value in scalars.items() if value is not None}
+        loss, *rest = torch.stack([passed.loss, *there.values(), *passed.figures]).tolist()
+        numbers = dict(zip(there, rest, strict=False))
+        return cls(loss, {name: numbers.get(name) for name in scalars}, tuple(rest[len(there) :]))
+
+
+def mean_objective(of_ranks: list[tuple[float, ...]]) -> dict[str, float]:
+    """Means over ranks by name; of figures that a rank without negatives lacks, over the others."""
+    means = {}
+    for name, values in zip(ObjectiveFigures._fields, zip(*of_ranks, strict=True), strict=True):
+        known = [value for value in values if name not in MAY_LACK or not math.isnan(value)]
+        means[name] = sum(known) / len(known) if known else math.nan
+    return means
 
 
 class _Drawn:

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from clap_zero.objective.config import ObjectiveConfig
+from clap_zero.objective.figures import mean_figures
 from tests.unit.objective.cases import VARIANTS, chunked, make_case
 
 variants = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS.keys())
@@ -58,9 +59,20 @@ def test_a_shared_caption_is_a_tie_unless_groups_are_known() -> None:
 @variants
 def test_without_a_negative(config: ObjectiveConfig) -> None:
     figures = chunked(make_case([0]), config).figures
-    assert figures.hardest_negative_similarity == -1
+    assert figures.hardest_negative_similarity.isnan()
     assert figures.top1_audio_to_text == 1
-    assert all(figure.isfinite() for figure in figures)
+    assert all(figure.isfinite() for figure in figures[:-1])
+
+
+def test_means_leave_out_what_is_lacking_and_nothing_else() -> None:
+    alone, several = (
+        chunked(make_case(groups), ObjectiveConfig(positives="mask")).figures for groups in ([0], range(5))
+    )
+    mean = mean_figures([alone, several])
+    assert mean.hardest_negative_similarity == several.hardest_negative_similarity
+    assert mean.top1_audio_to_text == (1 + several.top1_audio_to_text) / 2
+    diverged = several._replace(loss_audio_to_text=torch.tensor(torch.nan))
+    assert mean_figures([several, diverged]).loss_audio_to_text.isnan()
 
 
 def test_the_loss_is_the_mean_of_the_directions() -> None:
