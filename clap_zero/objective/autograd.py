@@ -31,6 +31,9 @@ def contrastive_objective(
     Returns:
         () fp32 or fp64, in nats; figures of this rank's rows.
 
+    Raises:
+        ValueError: As `objective_gradients`.
+
     Collective in the forward with `gather`: all ranks must call. The backward communicates nothing.
     """
     settings = (groups, config, gather, chunk)

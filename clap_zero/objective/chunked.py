@@ -1,9 +1,10 @@
 """The contrastive objective of the global batch in bounded memory: loss and gradients by hand, block by block.
 
 Every rank holds the embeddings of all ranks, B x d, and takes its own rows of the similarity matrix in both directions.
-Ranks exchange embeddings once and four numbers a row once, nothing in the backward; memory grows with B. On one process
-a block serves both directions. Over ranks this is the aim of Inf-CL (Cheng et al. 2024, "Breaking the Memory Barrier:
-Near Infinite Batch Size Scaling for Contrastive Loss"), with the embeddings gathered instead of sent around a ring.
+Ranks exchange their number of pairs, groups where these matter, embeddings, and for softmax four numbers a row and
+direction, each once, and nothing in the backward; memory grows with B. On one process a block serves both directions.
+Over ranks this is the aim of Inf-CL (Cheng et al. 2024, "Breaking the Memory Barrier: Near Infinite Batch Size Scaling
+for Contrastive Loss"), with the embeddings gathered instead of sent around a ring.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from clap_zero.distributed.collectives import all_gather, rank_and_size
 from clap_zero.objective import sigmoid, softmax
 from clap_zero.objective.blocks import NOTHING, Problem, Side
+from clap_zero.objective.checks import check_arguments, check_same_number_everywhere
 from clap_zero.objective.chunk import default_chunk
 from clap_zero.objective.config import ObjectiveConfig
 from clap_zero.objective.figures import ObjectiveFigures, longest_product
@@ -125,12 +127,12 @@ def objective_gradients(
 
     Collective with `gather`: all ranks must call.
     """
-    _check(audio, text, logit_bias, groups, config)
+    check_arguments(audio, text, logit_bias=logit_bias, groups=groups, config=config)
     dtype = torch.promote_types(audio.dtype, torch.float32)
     audio, text = audio.detach().to(dtype), text.detach().to(dtype)
     rank, world = rank_and_size() if gather else (0, 1)
     if world > 1:
-        _same_number_everywhere(audio)
+        check_same_number_everywhere(audio)
     exchange: Callable[[Tensor], Tensor] = all_gather if world > 1 else _alone
     all_groups = exchange(groups.detach()) if groups is not None and config.uses_groups else None
     view = RankView(
@@ -166,8 +168,7 @@ def local_gradients(view: RankView, *, problem: Problem, exchange: Callable[[Ten
         if view.all_groups is not None:
             sharing = find_sharing(view.all_groups, own=view.own, chunk=problem.chunk)
             problem = replace(problem, sharing=sharing)
-            if sharing is None:
-                # Each pair is its own group: the plain objective, without a comparison in every cell.
+            if sharing is None:  # each pair is its own group: the plain objective
                 view = replace(view, all_groups=None)
                 problem = replace(problem, config=replace(problem.config, positives="off"))
         if problem.config.loss == "sigmoid":
@@ -176,6 +177,7 @@ def local_gradients(view: RankView, *, problem: Problem, exchange: Callable[[Ten
 
 
 def _softmax(view: RankView, problem: Problem, exchange: Callable[[Tensor], Tensor]) -> ObjectiveGradients:
+    """Two sweeps for own clips and own captions, or for both at once. Collective if `exchange` is."""
     narrow = softmax.is_narrow(problem.scale, longest_product(view.all_audio, view.all_text))
     problem = replace(problem, narrow=narrow)
     all_sizes = None if problem.sharing is None else problem.sharing.sizes
@@ -205,6 +207,7 @@ def _softmax(view: RankView, problem: Problem, exchange: Callable[[Tensor], Tens
 
 
 def _sigmoid(view: RankView, problem: Problem) -> ObjectiveGradients:
+    """One sweep for own clips and one for own captions, or one for both."""
     audio, text, all_audio, all_text = view.sides()
     first = sigmoid.sweep(audio, all_text, problem=problem, both=view.whole)
     columns, d_text = first.columns, first.d_columns
@@ -279,22 +282,3 @@ def _figures(
 def _alone(t: Tensor) -> Tensor:
     """What one process gathers."""
     return t
-
-
-def _check(
-    audio: Tensor, text: Tensor, logit_bias: Tensor | None, groups: Tensor | None, config: ObjectiveConfig
-) -> None:
-    if audio.dim() != 2 or audio.shape != text.shape or audio.shape[0] == 0:
-        raise ValueError(f"clips {tuple(audio.shape)} and captions {tuple(text.shape)} must both be (n, d), n > 0")
-    if config.uses_bias != (logit_bias is not None):
-        raise ValueError(f"the {config.loss} loss takes {'a' if config.uses_bias else 'no'} logit_bias")
-    if config.uses_groups and (groups is None or groups.shape != audio.shape[:1]):
-        got = "none" if groups is None else tuple(groups.shape)
-        raise ValueError(f"positives {config.positives} needs groups of shape ({audio.shape[0]},), got {got}")
-
-
-def _same_number_everywhere(audio: Tensor) -> None:
-    """Raises on all ranks alike, so that none waits for the others. Collective: all ranks must call."""
-    numbers = all_gather(torch.tensor([audio.shape[0]], device=audio.device)).tolist()
-    if len(set(numbers)) > 1:
-        raise ValueError(f"every rank must bring the same number of pairs; ranks 0 to {len(numbers) - 1}: {numbers}")

@@ -63,6 +63,9 @@ def sweep(rows: Side, columns: Side, *, problem: Problem, both: bool) -> Sweep:
         columns: All captions (or clips).
         problem: The objective.
         both: Whether the rows are the whole batch too, so that the columns are finished in the same sweep.
+
+    Returns:
+        Sums over the rows, and with `both` over the columns, and the gradients.
     """
     row_lines = SigmoidLines.start(rows)
     column_lines = SigmoidLines.start(columns) if both else None

@@ -45,6 +45,7 @@ class Pull:
 
     @classmethod
     def unpacked(cls, packed: Tensor) -> Pull:
+        """What `packed` packed."""
         return cls(*(column.contiguous() for column in packed.unbind(1)))
 
 

@@ -69,6 +69,7 @@ class Engine:
         return float(self.deepspeed.optimizer.param_groups[0]["lr"])
 
     def set_learning_rate(self, value: float) -> None:
+        """Set the rate that the next step will use, of all parameter groups."""
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = value
 
@@ -78,6 +79,8 @@ class Engine:
         Args:
             loss: () this rank's.
             divide: Whether to divide by the accumulation steps; not where the loss is a part of the whole step's.
+
+        Collective: all ranks must call.
         """
         with phase("backward"):
             self.deepspeed.backward(loss, scale_wrt_gas=divide)
@@ -94,6 +97,8 @@ class Engine:
         Raises:
             DivergedError: The fp16 loss scale fell to its minimum and the gradients still overflow; or a gradient is
                 not a number where DeepSpeed would not look (stage 0, fp32). The weights are as they were.
+
+        Collective: all ranks must call.
         """
         with phase("optimizer"):
             return self._step()
@@ -165,6 +170,9 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str,
     Args:
         model: The model; at ZeRO stage 3 with partitioned parameters.
         weight_decay: Decay of the first group.
+
+    Returns:
+        Groups as torch's optimizers take them, those that decay first; none that is empty.
     """
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []

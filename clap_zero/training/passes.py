@@ -113,6 +113,13 @@ class Passes(Protocol):
         Args:
             batches: This rank's micro batches of the step.
             step: Optimizer step, 1-based.
+
+        Returns:
+            What came out on this rank.
+
+        Raises:
+            DivergedError: As `Engine.step`.
+            DataError: As the loader that `batches` come from.
         """
         ...
 
@@ -187,6 +194,7 @@ class CachedPasses:
 
 
 def _result(loss: Tensor, figures: ObjectiveFigures, output: ContrastOutput, *, updated: bool) -> PassResult:
+    """What a step came to, with the scalars that its last forward used."""
     scalars = (output.logit_scale, output.logit_bias, output.logit_scale_t)
     scale, bias, second = (None if scalar is None else scalar.detach() for scalar in scalars)
     assert scale is not None
