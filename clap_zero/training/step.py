@@ -118,9 +118,7 @@ class Stepper:
 
     def close(self) -> None:
         """End the loader's worker processes."""
-        close = getattr(self._batches, "close", None)
-        if close is not None:
-            close()
+        getattr(self._batches, "close", lambda: None)()
 
     def run(self, step: int, *, samples: int) -> StepResult:
         """Take one optimizer step.
