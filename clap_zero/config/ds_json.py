@@ -6,6 +6,7 @@ import copy
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from clap_zero.config.ds_keys import ANY, BOOL, FLOAT, INT, LIST, OLD_NAMES, REM
 from clap_zero.config.ds_paths import assign, lookup
 from clap_zero.config.values import nearest, shown
 from clap_zero.errors import ConfigError
+
+PARAMS = ("optimizer.params", "scheduler.params")
+"""Sections whatever the type is; `table_at` says which types have a table of them."""
 
 Where = Callable[[str], str]
 """Dotted path -> the place to name in an error: `file:line: `, a flag, or nothing."""
@@ -44,7 +48,7 @@ def load_ds_json(path: str, overrides: Mapping[str, Any] | None = None) -> dict[
     try:
         ds = hjson.loads(text, object_pairs_hook=dict)
     except hjson.HjsonDecodeError as error:
-        raise ConfigError(f"{path}:{error.lineno}:{error.colno}: broken JSON: {error.msg}") from None
+        raise ConfigError(_broken(path, text, error)) from None
     except RecursionError:
         raise ConfigError(f"{path}: broken JSON: nested too deeply") from None
     if not isinstance(ds, dict):
@@ -66,6 +70,14 @@ def load_ds_json(path: str, overrides: Mapping[str, Any] | None = None) -> dict[
         return f"{path}:{lines[name]}: " if name in lines else f"{path}: "
 
     return check_keys(ds, where=where)
+
+
+def _broken(path: str, text: str, error: hjson.HjsonDecodeError) -> str:
+    """Where it broke; a number that JSON has not swallows the rest of its line, and breaks far behind it."""
+    if found := re.search(r'"\s*:\s*([-+]?(?:Infinity|NaN))\b', text):
+        line = text.count("\n", 0, found.start(1)) + 1
+        return f"{path}:{line}: {found[1]} is no number in JSON: write another one, or remove the key"
+    return f"{path}:{error.lineno}:{error.colno}: broken JSON: {error.msg}"
 
 
 def _leave_out_other_stages(ds: dict[str, Any], stage: Any) -> None:
@@ -119,8 +131,8 @@ def _unknown(path: str) -> str:
 def check_keys(ds: Mapping[str, Any], *, where: Where = lambda _: "") -> dict[str, Any]:
     """A copy of a DeepSpeed config in which every key is known and every value of the right kind.
 
-    The rule for values: a number that is exactly whole becomes an int where one is needed (5e8); text is never a
-    number or a truth value ("1e-4", "true"); "auto" may stand anywhere and is resolved later; null means absent.
+    The rule for values: a number that is exactly whole becomes an int where one is needed (5e8), and 0 or 1 a truth
+    value; text is never either ("1e-4", "true"); "auto" may stand anywhere and is resolved later; null means absent.
 
     Raises:
         ConfigError: every fault that was found, one line each.
@@ -170,7 +182,7 @@ def _checked_section(
             faults.append(f"{where(path)}{_unknown(path)}")
         elif value is None:
             continue
-        elif isinstance(kind, Mapping) or table_at(path, ds) is not None:
+        elif isinstance(kind, Mapping) or path in PARAMS:
             if isinstance(value, Mapping):
                 checked[name] = _checked_section(dict(value), f"{path}.", ds, where, faults)
             else:
@@ -187,15 +199,17 @@ def _checked_value(value: Any, path: str, kind: str, where: Where, faults: list[
     fits = {
         INT: is_number and value == int(value),
         FLOAT: is_number,
-        BOOL: isinstance(value, bool),
+        BOOL: isinstance(value, bool) or (is_number and value in (0, 1)),
         STR: isinstance(value, str),
         LIST: isinstance(value, list),
     }[kind]
     if not fits:
         way_out = ": write it without quotes" if isinstance(value, str) and kind in (INT, FLOAT, BOOL) else ""
+        if way_out and value.strip("-+, ") in ("Infinity", "NaN"):
+            way_out = ": JSON has no such number, write another one, or remove the key"
         faults.append(f"{where(path)}{path} is {shown(value)}, {kind} is needed{way_out}")
-    elif kind is INT:
-        return int(value)
+    elif kind in (INT, BOOL):
+        return int(value) if kind is INT else bool(value)
     return value
 
 
@@ -210,16 +224,26 @@ _TOKEN = re.compile(
 _PLAIN = re.compile(r"(?:true|false|null|[-+]?[0-9.][0-9.eE+-]*)\s*(?=[,}\]\n#/]|$)")
 
 
+@dataclass
+class _Open:
+    """An object or a list whose end has not come yet, and where it stands."""
+
+    path: str
+    is_list: bool = False
+    num_entries: int = 0
+
+
 def key_lines(text: str) -> Iterator[tuple[str, int]]:
     """(dotted path, line) of each key of a JSON or Hjson text that is known to be well-formed; doubled ones twice.
 
-    Parsers give no positions of keys, and Hjson's hook for pairs does not say where they stood.
+    Those of an object in a list are named `layers[0].name`. Parsers give no positions of keys, and Hjson's hook for
+    pairs does not say where they stood.
     """
-    stack: list[str | None] = []  # key under which each open object stands; None for lists
-    pending: str | None = None
+    stack: list[_Open] = []
+    path = ""
     position, after_colon = 0, False
     if not text.lstrip().startswith("{"):
-        stack.append("")  # Hjson allows a root without braces
+        stack.append(_Open(""))  # Hjson allows a root without braces
     while position < len(text):
         if after_colon and (quoteless := _quoteless(text, position)):
             position, after_colon = quoteless, False
@@ -233,13 +257,17 @@ def key_lines(text: str) -> Iterator[tuple[str, int]]:
         if kind == "colon":
             after_colon = True
             continue
+        around = stack[-1] if stack else None
+        if around is not None and around.is_list and kind != "close":
+            path = f"{around.path}[{around.num_entries}]"
+            around.num_entries += 1
         if kind == "open":
-            stack.append((pending or "") if token == "{" else None)
+            stack.append(_Open(path, is_list=token == "["))
         elif kind == "close":
             stack and stack.pop()
-        elif kind in ("string", "bare") and not after_colon and stack and stack[-1] is not None:
-            pending = token.strip("\"'")
-            path = ".".join([*(name for name in stack if name), pending])
+        elif kind in ("string", "bare") and not after_colon and around is not None and not around.is_list:
+            name = token.strip("\"'")
+            path = f"{around.path}.{name}" if around.path else name
             yield path, text.count("\n", 0, start) + 1
         after_colon = False
 

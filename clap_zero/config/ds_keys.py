@@ -154,7 +154,7 @@ KEYS: dict[str, Any] = {
     "sequence_parallel_size": INT,
     "data_parallel_size": INT,
     "vocabulary_size": INT,
-    "log_level": ANY,
+    "log_level": STR,
     **SIDE_KEYS,
 }
 
@@ -199,9 +199,6 @@ OPTIMIZERS = {
 
 REMOVED_OPTIMIZERS = ("onebitadam", "zerooneadam", "onebitlamb")
 
-MEANT_AUTO = ("data_types.keep_in_fp32_modules", "pipeline.stages")
-"""Paths at which "auto" is a value of DeepSpeed's own."""
-
 
 def all_paths(keys: Mapping[str, Any] = KEYS, prefix: str = "") -> Iterator[str]:
     """Every known dotted path, sections included."""
@@ -227,7 +224,13 @@ def table_at(path: str, ds: Mapping[str, Any]) -> Mapping[str, Any] | None:
         if path == "scheduler.params":
             return SCHEDULER_PARAMS.get(str(kind))
         return OPTIMIZER_PARAMS.get("adamw" if kind is None else str(kind).lower())
+    table = kind_at(path)
+    return table if isinstance(table, Mapping) else None
+
+
+def kind_at(path: str) -> Any:
+    """What stands at a dotted path of KEYS: a kind, a table, or None where there is nothing."""
     table: Any = KEYS
     for name in path.split(".") if path else ():
         table = table.get(name) if isinstance(table, Mapping) else None
-    return table if isinstance(table, Mapping) else None
+    return table

@@ -84,12 +84,12 @@ def _check_optimizer_type(ds: Mapping[str, Any], kind: str, *, stage: int) -> No
 
 def _check_optimizer_numbers(params: Mapping[str, Any]) -> None:
     lr, decay, betas = params["lr"], params["weight_decay"], params.get("betas")
-    for path, value, fits in (
-        ("lr", lr, _is_number(lr) and lr > 0),
-        ("weight_decay", decay, _is_number(decay) and decay >= 0),
+    for path, value, fits, needed in (
+        ("lr", lr, _is_number(lr) and lr > 0, "a number above 0"),
+        ("weight_decay", decay, _is_number(decay) and decay >= 0, "0 or a number above it"),
     ):
         if not fits:
-            raise ConfigError(f"optimizer.params.{path} is {shown(value)}: a number above 0 is needed")
+            raise ConfigError(f"optimizer.params.{path} is {shown(value)}: {needed} is needed")
     if isinstance(betas, list) and not (len(betas) == 2 and all(_is_number(beta) and 0 <= beta < 1 for beta in betas)):
         raise ConfigError(f"optimizer.params.betas is {betas}: two numbers from 0 to below 1 are needed")
 
@@ -146,7 +146,7 @@ def settle_scheduler(
         if params.get(name) == "auto":
             params[name] = value
     if params["warmup_num_steps"] < 1:
-        raise ConfigError(f"{path} is {params['warmup_num_steps']}: DeepSpeed needs 1 or more")
+        raise ConfigError(f"{path} is {params['warmup_num_steps']}: DeepSpeed needs 1 or more, write 1 for no warm-up")
 
 
 def own(section: dict[str, Any], name: str, *, path: str, value: Any, key: str, explicit: Collection[str]) -> None:

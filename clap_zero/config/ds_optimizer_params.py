@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clap_zero.config.ds_paths import lookup
-from clap_zero.config.ds_side_keys import BOOL, FLOAT, LIST
+from clap_zero.config.ds_side_keys import BOOL, FLOAT, LIST, STR
 from clap_zero.config.values import shown
 from clap_zero.errors import ConfigError
 
@@ -52,6 +52,13 @@ OPTIMIZER_PARAMS: dict[str, dict[str, str]] = {
     "adamax": {**_TORCH, **_CAPTURABLE, **_BETAS},
     "adadelta": {**_TORCH, **_CAPTURABLE, "rho": FLOAT, "eps": FLOAT},
     "asgd": {**_TORCH, **_CAPTURABLE, "lambd": FLOAT, "alpha": FLOAT, "t0": FLOAT},
+    "muon": {
+        **_ALL,
+        **_BETAS,
+        **dict.fromkeys(("muon_lr", "adam_lr", "momentum"), FLOAT),
+        "ns_method": STR,
+        **dict.fromkeys(("torch_adam", "adam_w_mode", "fp32_optimizer_states"), BOOL),
+    },
     "adafactor": {**_ALL, "beta2_decay": FLOAT, "eps": LIST, "d": FLOAT, "foreach": BOOL, "maximize": BOOL},
 }
 """Lower-case type -> its parameters; those of other types are passed on."""

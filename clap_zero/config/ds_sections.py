@@ -8,11 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
-from clap_zero.config.ds_keys import (
-    ANY,
-    KEYS,
-    MEANT_AUTO,
-)
+from clap_zero.config.ds_contradictions import DTYPE_OF
+from clap_zero.config.ds_keys import ANY, kind_at
 from clap_zero.config.ds_paths import assign, lookup
 from clap_zero.config.values import shown
 from clap_zero.errors import ConfigError
@@ -69,16 +66,16 @@ OFFLOAD_DEVICES = ("none", "cpu", "nvme")
 
 
 def auto_paths(ds: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted paths at which "auto" stands and means nothing to DeepSpeed; sections that are passed on do not count."""
+    """Dotted paths at which "auto" has to be filled; in what is passed on to DeepSpeed it is a value of its own."""
     for name, value in ds.items():
         path = f"{prefix}{name}"
-        if not prefix and KEYS.get(name) == ANY:
+        if kind_at(path) is ANY and not path.endswith(".params"):
             continue
         if isinstance(value, Mapping):
             yield from auto_paths(value, f"{path}.")
         elif isinstance(value, list) and "auto" in value:
             yield f"{path}[{value.index('auto')}]"
-        elif value == "auto" and path not in MEANT_AUTO:
+        elif value == "auto":
             yield path
 
 
@@ -89,11 +86,13 @@ def refuse_unfillable(ds: Mapping[str, Any]) -> None:
 
 
 def refuse_autos(paths: Collection[str]) -> None:
+    """Raises ConfigError with these paths, if there are any."""
     if paths:
         raise ConfigError(f'"auto" cannot be filled here: {", ".join(paths)}: write a value, or remove the key')
 
 
 def fill_fixed_autos(ds: dict[str, Any]) -> None:
+    """Writes `FIXED_AUTO` in, and removes two keys for which DeepSpeed has a rule of its own."""
     for path in list(auto_paths(ds)):
         if path in FIXED_AUTO:
             assign(ds, path, FIXED_AUTO[path])
@@ -114,6 +113,11 @@ def refuse_unsupported(ds: Mapping[str, Any]) -> None:
     for path in ("hybrid_engine.enabled", "data_efficiency.enabled", "autotuning.enabled", "expert_parallel.enabled"):
         if lookup(ds, path):
             faults.append(f"{path} true is not supported by this trainer: remove the section")
+    if lookup(ds, "zero_optimization.zenflow") is not None:
+        faults.append(
+            "zero_optimization.zenflow is not supported by this trainer: it puts its update_interval in place of "
+            "gradient_accumulation_steps, and ends steps by itself: remove the section"
+        )
     if lookup(ds, "managed_gradient_accumulation") is False:
         faults.append(
             "managed_gradient_accumulation false would make each micro batch an optimizer step: remove the key"
@@ -165,7 +169,7 @@ def settle_precision(
         ds.setdefault("communication_data_type", "fp32")
         if stage > 0 and accumulated is None:
             assign(ds, "data_types.grad_accum_dtype", "fp32")
-        if stage == 0 and accumulated not in (None, "auto", precision):
+        if stage == 0 and accumulated not in (None, "auto") and DTYPE_OF.get(accumulated) != precision:
             raise ConfigError(
                 f"data_types.grad_accum_dtype {accumulated} with {precision} needs ZeRO: set "
                 "zero_optimization.stage to 1 or more, or remove the key (DeepSpeed refuses the mix at stage 0)"

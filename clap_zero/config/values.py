@@ -17,6 +17,8 @@ from clap_zero.errors import ConfigError
 
 
 class _CoreLoader(yaml.SafeLoader):
+    """Takes scalars for what YAML 1.2's core schema says they are."""
+
     yaml_implicit_resolvers: ClassVar[dict] = {}
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from clap_zero.config.data import DataSection
 from clap_zero.config.deepspeed import Machine, ResolvedDeepSpeed, load_ds_json, resolve
+from clap_zero.config.flags import take_own
 from clap_zero.config.load import CommandLine, parse_command_line
 from clap_zero.config.objective import told_objective
 from clap_zero.config.preset import load_preset
 from clap_zero.errors import ConfigError
-from clap_zero.planning.memory import ACCURACY, estimate_memory
+from clap_zero.planning.memory import estimate_memory, told_accuracy
 from clap_zero.planning.schedule import told_schedule
 
 OWN_FLAGS = {"world_size": "1", "num_samples": "", "memory_gb": "0", "device": ""}
@@ -63,17 +64,7 @@ def read_place(argv: Sequence[str], *, device_here: Callable[[], str]) -> tuple[
     Raises:
         ConfigError: a value that a flag cannot have.
     """
-    own, rest, tokens = dict(OWN_FLAGS), [], iter(argv)
-    for token in tokens:
-        name, equals, value = token.removeprefix("--").partition("=")
-        key = name.replace("-", "_")
-        if token.startswith("--") and key in own:
-            following = value if equals else next(tokens, None)
-            if following is None:
-                raise ConfigError(f"{token} needs a value")
-            own[key] = following
-        else:
-            rest.append(token)
+    own, rest = take_own(argv, OWN_FLAGS)
     device = own["device"] or device_here()
     if device not in ("cpu", "cuda"):
         raise ConfigError(f"--device {device}: cpu and cuda are possible")
@@ -168,7 +159,7 @@ def _told_memory(command: CommandLine, resolved: ResolvedDeepSpeed, place: Place
     model = "of the usual size" if command.run.model.preset is None else f"of {preset.num_parameters / 1e6:.1f} M"
     yield (
         f"memory of a rank, model {model} parameters: about {gigabytes(estimate.device_bytes)} GB = "
-        f"{_parts(estimate.device)} ({ACCURACY})"
+        f"{_parts(estimate.device)} ({told_accuracy(resolved, device_type=place.device_type)})"
     )
     if estimate.host:
         yield f"host memory beside it: {gigabytes(estimate.host_bytes)} GB a rank = {_parts(estimate.host)}"

@@ -14,6 +14,7 @@ from typing import Any
 
 from clap_zero.config.batch import PROCESS_BYTES, activation_bytes
 from clap_zero.config.deepspeed import ResolvedDeepSpeed
+from clap_zero.config.ds_contradictions import DTYPE_OF
 from clap_zero.config.ds_paths import lookup
 from clap_zero.config.preset import Preset
 from clap_zero.objective.chunk import default_chunk
@@ -24,6 +25,7 @@ others keep Adam's two. SGD and RMSprop have one only with momentum: an upper bo
 ADAM_STATES = 2
 
 ACCURACY = "an estimate: 1 to 17 % off where it was measured, on CPUs"
+NO_ACCURACY = "an estimate, not measured for"
 """What the sum and its parts were held against: see docs/configuration.md."""
 
 
@@ -43,6 +45,7 @@ class ModelStates:
 
     @property
     def total(self) -> int:
+        """Bytes of all three."""
         return self.weights + self.gradients + self.optimizer
 
 
@@ -99,10 +102,12 @@ class MemoryEstimate:
 
     @property
     def device_bytes(self) -> int:
+        """Of all parts on the device."""
         return sum(self.device.values())
 
     @property
     def host_bytes(self) -> int:
+        """Of all parts on the host."""
         return sum(self.host.values())
 
 
@@ -162,9 +167,22 @@ def estimate_memory(
     return MemoryEstimate(device, host, disk, _checkpoint_bytes(states, preset, stage=stage, world_size=world_size))
 
 
+def told_accuracy(resolved: ResolvedDeepSpeed, *, device_type: str) -> str:
+    """How far the estimate is to be trusted: docs/configuration.md has what was measured."""
+    zero = resolved.config.get("zero_optimization", {})
+    offloads = any(
+        (zero.get(f"offload_{part}") or {}).get("device", "none") != "none" for part in ("optimizer", "param")
+    )
+    if device_type != "cpu":
+        return f"{NO_ACCURACY} GPUs"
+    if offloads:
+        return f"{NO_ACCURACY} offloading"
+    return ACCURACY if resolved.stage == 2 else f"{NO_ACCURACY} stage {resolved.stage}"
+
+
 def _gradient_bytes(config: Mapping[str, Any], *, default: int) -> int:
     kind = lookup(config, "data_types.grad_accum_dtype")
-    return default if kind is None else 4 if kind in ("fp32", "float32", "float", "torch.float32") else 2
+    return default if kind is None else 4 if DTYPE_OF.get(kind) == "fp32" else 2
 
 
 def _buffer_bytes(
@@ -179,8 +197,7 @@ def _buffer_bytes(
     if stage == 0:
         return preset.num_parameters * sent_bytes  # one bucket of up to 500 M elements: all gradients, flat
     zero = config["zero_optimization"]
-    overlap = zero.get("overlap_comm")
-    num_buckets = 2 if (stage == 3 if overlap is None else overlap) else 1
+    num_buckets = 2 if stage < 3 and zero.get("overlap_comm") else 1  # stage3.py has one, whatever overlaps
     size = zero.get("reduce_bucket_size", 500_000_000)
     if device_type == "cpu":
         size = min(size, preset.num_parameters)  # pages that nobody writes are not taken

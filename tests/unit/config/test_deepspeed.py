@@ -339,7 +339,11 @@ def test_activation_checkpointing_rules() -> None:
         ({"optimizer": {"params": {"betas": [0.9]}}}, "two numbers"),
         ({"scheduler": {"params": {}}}, "scheduler.type is missing"),
         ({"scheduler": {"type": "WarmupCosinLR"}}, "did you mean WarmupCosineLR?"),
-        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}}, "1 or more"),
+        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}}, "needs 1 or more, write 1"),
+        ({"scheduler": {"type": "StepLR", "params": [1]}}, "scheduler.params is [1], a section in braces is needed"),
+        ({"optimizer": {"type": "Muon", "params": []}}, "optimizer.params is [], a section in braces is needed"),
+        ({"optimizer": {"type": "Muon", "params": {"nesterov": True}}}, "unknown key optimizer.params.nesterov"),
+        ({"optimizer": {"params": {"weight_decay": -1}}}, "weight_decay is -1: 0 or a number above it is needed"),
         ({"gradient_allreduce_op": "sum"}, "averaged gradients"),
         ({"sequence_parallel_size": 2}, "data-parallel"),
         ({"tensor_parallel": {"autotp_size": 2}}, "data-parallel"),
@@ -348,6 +352,19 @@ def test_activation_checkpointing_rules() -> None:
 )
 def test_optimizer_scheduler_and_unsupported(ds: dict, part: str) -> None:
     assert part in refusal(ds)
+
+
+def test_an_auto_in_what_is_passed_on_is_deepspeeds_own() -> None:
+    ds = {"log_level": "info", "data_types": {"keep_in_fp32_modules": "auto"}, "zero_optimization": {"stage": 3}}
+    ds["zero_optimization"]["leaf_module"] = {"classes": "auto"}
+    config = solve(ds).config
+    assert config["data_types"]["keep_in_fp32_modules"] == "auto"
+    assert config["zero_optimization"]["leaf_module"] == {"classes": "auto"}
+
+
+def test_without_zero_gradients_may_be_named_as_the_weights_are() -> None:
+    ds = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "bfloat16"}}
+    assert solve(ds).config["data_types"]["grad_accum_dtype"] == "bfloat16"
 
 
 def test_cosine_scheduler_takes_the_floor_of_the_run_config() -> None:

@@ -91,6 +91,32 @@ def test_broken_json_has_line_and_column(tmp_path: Path) -> None:
     assert "in braces" in refusal(write(tmp_path, "[1]"))
 
 
+LISTED = """{"tensor_parallel": {"layer_specs": [
+  {"patterns": ["a", "b"]}, {"patterns": ["c"]},
+  {"patterns": [], "shape": [[1, {"of": 2}]]}, 7,
+  {"patterns": 1, "patterns": 2}
+]}}"""
+
+
+def test_objects_of_a_list_have_keys_of_their_own(tmp_path: Path) -> None:
+    lines = [(path.removeprefix("tensor_parallel.layer_specs"), line) for path, line in key_lines(LISTED)]
+    assert lines[2:] == [
+        *[("[0].patterns", 2), ("[1].patterns", 2), ("[2].patterns", 3), ("[2].shape", 3), ("[2].shape[0][1].of", 3)],
+        *[("[4].patterns", 4), ("[4].patterns", 4)],
+    ]
+    path = write(tmp_path, LISTED)
+    assert refusal(path).startswith(f"{path}:4: tensor_parallel.layer_specs[4].patterns was already given on line 4")
+    path = write(tmp_path, LISTED.replace(', "patterns": 2', ""))
+    assert load_ds_json(path)["tensor_parallel"]["layer_specs"][1] == {"patterns": ["c"]}
+
+
+@pytest.mark.parametrize("text", ['{"steps_per_print": Infinity}', '{\n"steps_per_print": Infinity,\n}', '{"a": -NaN}'])
+def test_numbers_that_json_has_not_are_named(tmp_path: Path, text: str) -> None:
+    """As Python's json writes them, and accelerate with it."""
+    message = refusal(write(tmp_path, text))
+    assert "no number in JSON" in message or "JSON has no such number" in message
+
+
 def test_doubled_keys_have_both_lines(tmp_path: Path) -> None:
     path = write(tmp_path, '{"train_batch_size": 4,\n "fp16": {"enabled": true,\n  "enabled": false}}')
     assert refusal(path) == f"{path}:3: fp16.enabled was already given on line 2: keep one of them"
@@ -142,7 +168,7 @@ def test_removed_keys_are_refused_with_the_way_out(path: str) -> None:
         ('"zero_optimization": {"reduce_bucket_size": 3774873.6}', "reduce_bucket_size is 3774873.6, a whole number"),
         ('"zero_optimization": {"stage": "2"}', 'stage is "2", a whole number'),
         ('"bf16": {"enabled": "true"}', 'bf16.enabled is "true", true or false'),
-        ('"bf16": {"enabled": 1}', "bf16.enabled is 1, true or false"),
+        ('"bf16": {"enabled": 2}', "bf16.enabled is 2, true or false"),
         ('"train_batch_size": true', "train_batch_size is true, a whole number"),
         ('"optimizer": {"params": {"betas": 0.9}}', "betas is 0.9, a list"),
         ('"zero_optimization": 2', "zero_optimization is 2, a section in braces"),

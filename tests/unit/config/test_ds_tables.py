@@ -70,6 +70,8 @@ optimizers = {
 }
 for name in ("SGD", "RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta", "ASGD", "Adafactor"):
     optimizers[name.lower()] = parameters(getattr(torch.optim, name))
+from deepspeed.runtime.engine import DeepSpeedEngine
+optimizers["muon"] = sorted({*DeepSpeedEngine._MUON_HALF_KEYS, *DeepSpeedEngine._ADAM_HALF_KEYS})
 print("SEEN" + json.dumps([found, schedules, removed, optimizers]))
 """
 
@@ -132,10 +134,11 @@ def test_what_deepspeed_removed_is_refused(deepspeed) -> None:
 
 
 def test_optimizers_have_their_own_parameters(deepspeed) -> None:
-    """max_grad_norm is refused by DeepSpeed wherever it stands, and adam_w_mode is taken out before."""
+    """max_grad_norm is refused by DeepSpeed wherever it stands; it takes adam_w_mode out before, and more of Muon's."""
     tables = {"torch adam": TORCH_ADAM, "fused adam": FUSED_ADAM, "cpu adam": CPU_ADAM, **OPTIMIZER_PARAMS}
     handled = {"max_grad_norm", "adam_w_mode", "adamw_mode"}
     for name, parameters in deepspeed[3].items():
-        handled_here = handled | ({"fp32_optimizer_states"} if name == "cpu adam" else set())
+        handled_here = handled | ({"fp32_optimizer_states"} if name in ("cpu adam", "muon") else set())
+        handled_here |= {"muon_lr", "adam_lr", "torch_adam"} if name == "muon" else set()
         assert set(parameters) - handled_here == set(tables[name]) - handled_here, name
     assert set(deepspeed[3]) - {"torch adam", "fused adam", "cpu adam"} == set(OPTIMIZER_PARAMS) - {"adam", "adamw"}

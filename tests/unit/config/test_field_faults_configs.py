@@ -245,7 +245,7 @@ def test_j05_another_stage_by_flag_leaves_out_what_belongs_to_the_files(solve) -
             '{"flops_profiler": {"enabled": true, "profile_step": "5"}}',
             'flops_profiler.profile_step is "5", a whole number is needed: write it without quotes',
         ),
-        ('{"fp16": {"enabled": 1}}', "fp16.enabled is 1, true or false is needed"),
+        ('{"fp16": {"enabled": 2}}', "fp16.enabled is 2, true or false is needed"),
     ],
 )
 def test_j07_numbers_as_text_are_refused_with_path_and_value(solve, text: str, message: str) -> None:

@@ -66,6 +66,9 @@ REFUSED = {
     # DeepSpeed takes these, and they would do nothing.
     "zero3_nvme_thread_count": "{file}:16: aio.thread_count is refused: DeepSpeed calls it intra_op_parallelism now "
     "and passes the old name over",
+    # DeepSpeed takes this, and it would train in other steps than this trainer counts.
+    "zenflow": "zero_optimization.zenflow is not supported by this trainer: it puts its update_interval in place of "
+    "gradient_accumulation_steps, and ends steps by itself: remove the section",
     "autotuning": "autotuning.enabled true is not supported by this trainer: remove the section",
     "deep_compile": "compile.deepcompile true does nothing: this trainer does not compile the engine; remove it "
     "(--ds.compile.deepcompile null)",
@@ -122,6 +125,16 @@ def test_taken_with_the_right_sum(path: Path, world: int, whole: int) -> None:
     solved = solve(path, world)
     assert solved.micro_batch * solved.accumulation * world == solved.global_batch
     assert whole in (0, solved.global_batch)
+
+
+def test_the_page_of_results_says_the_same() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "results" / "configs.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:6]] for line in page.splitlines() if line.startswith("| ")][1:]
+    listed = {name: numbers for name, *numbers in rows if not name.startswith("ds_configs/")}
+    shown = {name: [*map(str, batches), "-", "-"][:4] for name, batches in TAKEN.items()}
+    shown["zero_plus_plus"][0] = "-"
+    assert listed == {**shown, **dict.fromkeys(REFUSED, ["-"] * 4)}
+    assert {name for name, *_ in rows} - set(listed) == {f"ds_configs/{path.name}" for path in SHIPPED}
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -33,9 +33,8 @@ def test_the_story_of_a_large_run() -> None:
         "warm-up of 1170 steps instead of 3200: the run has 11700 steps",
         "negatives: all 2304 pairs of a step, in one pass",
         "objective: softmax; pairs with an equal caption or group: positives soft",
-        "memory of a rank, model of 153.5 M parameters: about 4 GB = weights 0.0048 + gradients 0.0096 + optimizer "
-        "0.029 + buffers 0.08 + activations 2.8 + contrast 0.02 + process 1 (an estimate: 1 to 17 % off where "
-        "it was measured, on CPUs)",
+        "memory of a rank, model of 153.5 M parameters: about 3.9 GB = weights 0.0048 + gradients 0.0096 + optimizer "
+        "0.029 + buffers 0.06 + activations 2.8 + contrast 0.02 + process 1 (an estimate, not measured for GPUs)",
         "one checkpoint: 2.5 GB, at most 3 at a time",
         "optimizer steps 11700, warm-up 1170; 600000 pairs make 260 steps an epoch, 960 of them, others each time, do "
         "not fill a step",

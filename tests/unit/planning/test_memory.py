@@ -10,7 +10,7 @@ from clap_zero.config.deepspeed import Machine, resolve
 from clap_zero.config.load import parse_command_line
 from clap_zero.config.preset import load_preset
 from clap_zero.config.schema import PRESETS
-from clap_zero.planning.memory import MemoryEstimate, estimate_memory, model_states
+from clap_zero.planning.memory import MemoryEstimate, estimate_memory, model_states, told_accuracy
 
 CUDA = Machine(memory_bytes=0, num_samples=600_000, device_type="cuda")
 
@@ -74,6 +74,29 @@ def test_parts_follow_their_settings() -> None:
     local = estimate({**ds, "train_micro_batch_size_per_gpu": 32}, "--objective.negatives", "local")
     assert local.device["contrast"] < large.device["contrast"]
     assert estimate({"train_micro_batch_size_per_gpu": 8}, world=1).device["buffers"] == 0
+
+
+@pytest.mark.parametrize(("stage", "num_buckets"), [(1, 2), (2, 2), (3, 1)])
+def test_two_buckets_overlap_below_stage_3(stage: int, num_buckets: int) -> None:
+    zero = {"stage": stage, "overlap_comm": True, "reduce_bucket_size": 1_000_000}
+    got = estimate({"bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 8, "zero_optimization": zero})
+    gathered = 2 * load_preset("htsat-fused").num_parameters if stage == 3 else 0
+    assert got.device["buffers"] == num_buckets * 4_000_000 + gathered
+
+
+@pytest.mark.parametrize(
+    ("zero", "device", "text"),
+    [
+        ({"stage": 2}, "cpu", "1 to 17 % off"),
+        ({"stage": 2}, "cuda", "not measured for GPUs"),
+        ({"stage": 3}, "cpu", "not measured for stage 3"),
+        ({"stage": 2, "offload_optimizer": {"device": "cpu"}}, "cpu", "not measured for offloading"),
+    ],
+)
+def test_the_accuracy_is_told_only_where_it_was_measured(zero: dict[str, Any], device: str, text: str) -> None:
+    command = parse_command_line(["--ds_config", "x.json"])
+    resolved = resolve({"zero_optimization": zero}, command.run, world_size=1, machine=CUDA)
+    assert text in told_accuracy(resolved, device_type=device)
 
 
 def test_a_checkpoint_does_not_depend_on_the_ranks() -> None:

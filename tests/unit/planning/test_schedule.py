@@ -51,6 +51,12 @@ for kind, params in cases:
         optimizer.step()
         schedule.step()
     seen.append(rates)
+for kind in (lr_schedules.WarmupLR, lr_schedules.WarmupCosineLR):
+    try:
+        kind(optimizer, warmup_num_steps=0, **({} if kind is lr_schedules.WarmupLR else {"total_num_steps": 20}))
+    except ValueError:  # why the checks refuse it
+        continue
+    sys.exit(f"{kind} takes a warm-up of no steps")
 print("SEEN" + json.dumps(seen))
 """
 
