@@ -37,7 +37,8 @@ def measure(fault: Fault, data: list[str]) -> dict[str, Any]:
         cwd.mkdir()
         with Bed(Path(folder) / "bed", **fault.makes(cwd)) as bed:  # type: ignore[arg-type]
             outcome = play(fault, Scene(bed, cwd, list(data), slots=fault.slots))
-    return {**dataclasses.asdict(outcome), "wrong": is_right(fault, outcome)}
+    message = outcome.message.replace(f"{folder}/", "").replace(sys.prefix, ".venv")
+    return {**dataclasses.asdict(outcome), "message": message, "wrong": is_right(fault, outcome)}
 
 
 def render(results: dict[str, dict[str, Any]]) -> str:
@@ -50,7 +51,7 @@ def render(results: dict[str, dict[str, Any]]) -> str:
         named = [got["named"].get(what) for what in ("host", "rank", "cause")]
         marks = ["-" if is_there is None else "yes" if is_there else "no" for is_there in named]
         seconds = f"never ({len(got['left'])} processes left)" if got["left"] else f"{got['seconds']:.1f}"
-        message = got["message"].replace(sys.prefix, ".venv").replace("|", "\\|")[:MESSAGE_CHARACTERS]
+        message = got["message"].replace("|", "\\|")[:MESSAGE_CHARACTERS]
         row = [fault.name, "survives" if fault.survives and got["code"] == 0 else seconds, str(got["code"])]
         rows.append("| " + " | ".join([*row, *(["-"] * 3 if fault.survives else marks), f"`{message}`"]) + " |")
     times = [results[f.name]["seconds"] for f in FAULTS if f.name in results and not f.survives]

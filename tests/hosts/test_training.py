@@ -10,6 +10,7 @@ import pytest
 from tests.hosts.bed import Bed
 from tests.hosts.jobs import (
     BIN,
+    ENV_FILE,
     FLAGS,
     MODULE,
     deepspeed,
@@ -103,16 +104,21 @@ def test_launchers_that_are_started_on_each_host(
 
 
 @pytest.mark.long
-def test_a_run_goes_on_across_hosts(bed: Bed, cwd: Path, data: list[str], alone: dict[int, float]) -> None:
+def test_a_run_goes_on_across_hosts(
+    bed: Bed, tmp_path: Path, cwd: Path, data: list[str], alone: dict[int, float]
+) -> None:
     """Three steps on one host with two ranks, the rest on two hosts with one each."""
     code, output = run(bed.hosts[0], deepspeed(None, *flags(data), "--checkpoint.every_steps", "3"), cwd=cwd)
     assert code == 0, output
     assert_same(losses(cwd / "run"), alone, output)
-    first = f"{cwd}/run/checkpoints/step-00000003"
-    words = deepspeed(bed.hostfile(cwd / "hostfile"), *flags(data), "--resume", first, "--run_dir", "second")
-    code, output = run(bed.hosts[0], words, cwd=cwd)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / ".deepspeed_env").write_text(ENV_FILE)
+    first = cwd / "run" / "checkpoints" / "step-00000003"
+    words = deepspeed(bed.hostfile(other / "hostfile"), *flags(data), "--resume", str(first))
+    code, output = run(bed.hosts[0], words, cwd=other)
     assert code == 0, output
-    got = losses(cwd / "second")
+    got = losses(other / "run")
     assert list(got) == [4, 5, 6], output
     for step, loss in got.items():
         assert loss == pytest.approx(alone[step], rel=1e-6), f"step {step}"
