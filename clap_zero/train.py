@@ -36,10 +36,9 @@ def run_and_exit(argv: list[str] | None = None) -> None:
         argv: Command line without the program's name; None takes the process's own.
     """
     from clap_zero.data.processes import remove_leftovers
-    from clap_zero.launching.arguments import unquote
-    from clap_zero.launching.environment import restore
+    from clap_zero.launching.entry import given
 
-    restore()  # before the libraries that read the environment when they are imported
+    arguments = given(argv)  # before the libraries that read the environment when they are imported
 
     with phase("imports"):
         from clap_zero.distributed import hub
@@ -49,7 +48,7 @@ def run_and_exit(argv: list[str] | None = None) -> None:
     faulthandler.enable()  # what ends a process without Python, such as SIGBUS from a full /dev/shm, shows where
     report_exit_code(None)
     try:
-        code = _run(unquote(sys.argv[1:] if argv is None else argv), Watchdog(parent=PARENT).start())
+        code = _run(arguments, Watchdog(parent=PARENT).start())
     except Exception as error:  # noqa: BLE001
         # The boundary of the process: whatever it is, it is shown, and the process must end.
         code = _report(error)

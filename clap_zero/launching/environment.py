@@ -13,11 +13,13 @@ import os
 import re
 import socket
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from clap_zero.errors import LaunchError
+from clap_zero.launching import leftovers
 
 PREFIXES = (
     *("WANDB_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "NCCL_", "GLOO_", "UCX_", "TORCH_", "PYTORCH_", "CUDA_"),
@@ -34,8 +36,8 @@ SHOWN_BY_DEEPSPEED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
 
 ENV_FILE_NAME = ".deepspeed_env"
 _LINE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)")
-_SECRET = re.compile(r"KEY|TOKEN(?!IZERS)|SECRET|PASSW|CREDENTIAL|^AWS_")
-_URL_WITH_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")
+_SECRET = re.compile(r"KEY|TOKEN(?!IZERS)|SECRET|PASS|PWD$|CRED|AUTH|_PAT$|DSN|COOKIE|^AWS_")
+_URL_WITH_PASSWORD = re.compile(r"://[^/?#\s]*@|://\S*:\S*@")
 _SPECIAL = re.compile(r"[^\w@%+=:,./-]")
 """The characters at which DeepSpeed puts a value into double quotes."""
 
@@ -146,21 +148,26 @@ def pack(variables: Mapping[str, Variable], *, shell: bool) -> Baggage:
 
 
 def write_private(values: Mapping[str, str], folder: Path) -> Path:
-    """Leave values in a file that only this user reads; files of launchers that are gone are removed.
+    """Leave values in a file that only this user reads, as long as this process lives.
+
+    Files of launchers on this host that were killed are removed.
 
     Raises:
         LaunchError: The folder cannot be written.
     """
-    host = socket.gethostname()
-    path = folder / f".variables-{host}-{os.getpid()}.json"
+    # Hosts apart: not every shared disk passes locks on from one to the other.
+    prefix = f".variables-{socket.gethostname()}-"
+
+    def make() -> Path:
+        descriptor, name = tempfile.mkstemp(".json", prefix, folder)  # readable for the owner alone
+        os.close(descriptor)
+        return Path(name)
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob(f".variables-{host}-*.json"):
-            pid = old.stem.rpartition("-")[2]
-            if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
-                old.unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
-        write_owner_only(path, json.dumps(dict(values)))
+        leftovers.remove_abandoned(folder.glob(f"{prefix}*.json"))
+        path = leftovers.keep(make)
+        path.write_text(json.dumps(dict(values)))
     except OSError as error:
         raise LaunchError(
             f"{', '.join(values)} cannot travel to the other hosts: {folder} is not writable ({error.strerror})"

@@ -1,17 +1,15 @@
 """What `deepspeed ... -m clap_zero.train` gets wrong by itself, found or put right before anything starts.
 
-The .pth that comes with the package calls `protect` in DeepSpeed's program, and nowhere else. It works on the command
-line and the environment alone; nothing of DeepSpeed is changed.
+`start.put_right` calls `protect` in DeepSpeed's program, and nowhere else. It works on the command line and the
+environment alone; nothing of DeepSpeed is changed.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import MutableSequence
 from pathlib import Path
 
-from clap_zero.errors import ClapZeroError, ConfigError, LaunchError
+from clap_zero.errors import ConfigError, LaunchError
 from clap_zero.launching import command as this_command
 from clap_zero.launching import local, options, remote
 from clap_zero.launching.hostfile import HostSlots, read_hostfile
@@ -27,25 +25,20 @@ _seen = False
 def protect(argv: MutableSequence[str]) -> None:
     """Check and complete a command line of `deepspeed` in place; a second call does nothing.
 
-    Ends the process with one line where the command cannot run: this is called while Python starts, where an exception
-    would only be printed.
-
     Args:
-        argv: `sys.argv`, with --module in place of -m.
+        argv: `sys.argv` of DeepSpeed's program, with --module in place of -m.
+
+    Raises:
+        ConfigError: As `check`.
+        LaunchError: As `check`.
     """
     global _seen
     command = options.read(argv[1:])
-    if _seen or command is None or not _is_ours(command) or not _is_deepspeed(argv[0]):
+    if _seen or command is None or not _is_ours(command):
         return
     _seen = True
     this_command.mark()
-    try:
-        checked = check(command)
-    except ClapZeroError as error:
-        sys.stdout.flush()
-        print(f"clap_zero: error: {error}", file=sys.stderr, flush=True)
-        os._exit(error.exit_code)
-    argv[1:] = checked.as_argv()
+    argv[1:] = check(command).as_argv()
 
 
 def check(command: LauncherOptions) -> LauncherOptions:
@@ -55,6 +48,8 @@ def check(command: LauncherOptions) -> LauncherOptions:
         ConfigError: Options contradict each other, or select what is not there.
         LaunchError: The hostfile, a host or a tool is not as it has to be.
     """
+    # DeepSpeed's own way to say "all", and what scripts write out.
+    command = command.with_options(**{name: None for name in ("num_nodes", "num_gpus") if command.get(name) == -1})
     _check_options(command)
     hosts = _hosts(command)
     if hosts is None:
@@ -72,14 +67,6 @@ def check(command: LauncherOptions) -> LauncherOptions:
 def _is_ours(command: LauncherOptions) -> bool:
     program = command.program
     return bool(command.get("module")) and (program == "clap_zero" or program.startswith("clap_zero."))
-
-
-def _is_deepspeed(program: str) -> bool:
-    try:
-        with Path(program).open("rb") as script:
-            return b"deepspeed.launcher.runner" in script.read(4096)
-    except OSError:
-        return False
 
 
 def _check_options(command: LauncherOptions) -> None:

@@ -77,6 +77,11 @@ def _parse(text: str, *, shown: str, place: str, line: int, before: Sequence[Hos
     if match is None:
         raise LaunchError(f"{place}: {shown!r} is not of the form {FORM}; nothing was started")
     host, slots = match["host"], int(match["slots"])
+    if host.count(":") > 1:
+        raise LaunchError(
+            f"{place}: {shown!r}: DeepSpeed reads no IPv6 addresses: name it in ~/.ssh/config or /etc/hosts, and write "
+            "the name"
+        )
     if ":" in host and _HOST.fullmatch(host.partition(":")[0]):
         raise LaunchError(
             f"{place}: {shown!r}: a port does not belong here: set Port for that host in ~/.ssh/config, or give "

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import ipaddress
+import os
 import random
 import shlex
 import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from clap_zero.errors import ConfigError, LaunchError
@@ -20,6 +23,7 @@ PORTS = range(20000, 29500)
 
 SSH_TIMEOUT_S = 10
 REACH_TIMEOUT_S = 30
+MOST_AT_ONCE = 32
 
 _PACKAGES = """
 import importlib.util, sys
@@ -94,14 +98,21 @@ def address_towards(host: str) -> str | None:
 
 
 def is_port_free(port: int) -> bool:
-    """Whether somebody could listen on a TCP port of this machine now."""
+    """Whether this user could listen on a TCP port of this machine now."""
+    return port_trouble(port) is None
+
+
+def port_trouble(port: int) -> str | None:
+    """What keeps this user from listening on a TCP port of this machine; None where nothing does."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that wind down do not count
         try:
             probe.bind(("", port))
         except OSError as error:
-            return error.errno not in (errno.EADDRINUSE, errno.EACCES)
-        return True
+            return {errno.EADDRINUSE: "is in use", errno.EACCES: "needs more rights than you have"}.get(
+                error.errno or 0
+            )
+        return None
 
 
 def free_port() -> int:
@@ -117,41 +128,50 @@ def free_port() -> int:
 
 
 def check_reachable(hosts: Iterable[str], *, ssh_port: int | None) -> None:
-    """Ask every host over ssh, all at once, for the working directory, this Python and its packages.
+    """Ask every host over ssh, many at once, for the working directory, this Python and its packages.
 
     One that lacks them would fail at once, and the others wait for it in vain.
 
     Raises:
-        LaunchError: Naming the first host that does not answer or lacks one of them.
+        LaunchError: There is no ssh, or the first host that does not answer or lacks one of them.
     """
-    port = ["-p", str(ssh_port)] if ssh_port is not None else []
+    with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
+        answers = pool.map(functools.partial(_trouble, ssh_port=ssh_port), hosts)
+        try:
+            trouble = next(filter(None, answers), None)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    if trouble is not None:
+        raise LaunchError(trouble)
+
+
+def _trouble(host: str, *, ssh_port: int | None) -> str | None:
+    """What is wrong with a host; None for one that is as it has to be."""
     python = shlex.quote(sys.executable)
     question = f"cd {shlex.quote(str(Path.cwd()))} || exit 81; test -x {python} || exit 82; "
     question += f"{python} -c {shlex.quote(_PACKAGES)} || exit 83"
-    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={SSH_TIMEOUT_S}"]
-    asked = {
-        host: subprocess.Popen(
-            ["ssh", *options, *port, host, question],
+    # A connection that stays behind for later ones would keep our pipe open. One that is there is used.
+    words = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={SSH_TIMEOUT_S}"]
+    words += ["-o", "ControlMaster=no", *os.environ.get("PDSH_SSH_ARGS_APPEND", "").split()]  # as pdsh will call it
+    words += ["-p", str(ssh_port)] if ssh_port is not None else []
+    try:
+        done = subprocess.run(
+            [*words, host, question],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            timeout=REACH_TIMEOUT_S,
+            check=False,
         )
-        for host in hosts
-    }
-    try:
-        for host, process in asked.items():
-            try:
-                _, said = process.communicate(timeout=REACH_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                raise LaunchError(f"{host} does not answer over ssh within {REACH_TIMEOUT_S} s") from None
-            if process.returncode:
-                raise LaunchError(_unreachable(host, process.returncode, said.splitlines()))
-    finally:
-        for process in asked.values():
-            process.kill()
-            process.communicate()
+    except subprocess.TimeoutExpired:
+        return f"{host} does not answer over ssh within {REACH_TIMEOUT_S} s"
+    except FileNotFoundError:
+        return "ssh is not installed here, and pdsh reaches the hosts through it (apt-get install openssh-client)"
+    except OSError as error:
+        return f"{host} cannot be asked over ssh: {error.strerror or error}"
+    return _unreachable(host, done.returncode, done.stderr.splitlines()) if done.returncode else None
 
 
 def _unreachable(host: str, code: int, said: Sequence[str]) -> str:

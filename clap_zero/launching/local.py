@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import atexit
+import importlib.util
 import os
-import shutil
 import socket
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from clap_zero.errors import ConfigError
+from clap_zero.errors import ConfigError, LaunchError
+from clap_zero.launching import leftovers
 from clap_zero.launching.devices import gpu_uuids
 from clap_zero.launching.hostfile import HostSlots, written
-from clap_zero.launching.hosts import free_port, is_port_free, select
+from clap_zero.launching.hosts import free_port, port_trouble, select
 from clap_zero.launching.options import LauncherOptions
 
 DEFAULT_PORT = 29500
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NO_DEVICE = ("-1", "NoDevFiles")
-_OTHER_HARDWARE = ("kfd", "accel*", "davinci*", "hl[0-9]*", "dri/renderD*")
-"""Device files of AMD, Google, Huawei, Habana and Intel."""
+_OTHER_HARDWARE = ("kfd", "accel*", "davinci*", "hl[0-9]*")
+"""Device files of AMD, Google, Huawei and Habana."""
+_INTEL = "dri/renderD*"
+"""There wherever a screen could be: only a torch for Intel's GPUs computes on them."""
 
 
 def prepare(command: LauncherOptions) -> LauncherOptions:
@@ -106,21 +108,18 @@ def with_clean_hostfile(command: LauncherOptions, hosts: Sequence[HostSlots], *,
 
 
 def private_folder() -> Path:
-    """A new folder that only this user sees, removed when this process ends, or by a later one if it was killed."""
-    # Containers that share a temporary folder do not share process ids: each clears away its own.
+    """A new folder that only this user sees, removed when this process ends, or by a later one if it was killed.
+
+    Raises:
+        LaunchError: The temporary folder cannot be written.
+    """
     prefix = f"clap-zero-launch-{socket.gethostname()}-"
-    for old in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        pid = old.name.removeprefix(prefix).partition("-")[0]
-        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(old, ignore_errors=True)  # another user's stays
-    folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-def remove_at_exit(path: Path) -> None:
-    """Remove a file when this process ends."""
-    atexit.register(path.unlink, missing_ok=True)
+    try:
+        folder = Path(tempfile.gettempdir())
+        leftovers.remove_abandoned(folder.glob(f"{prefix}*"))
+        return leftovers.keep(lambda: Path(tempfile.mkdtemp(prefix=prefix, dir=folder)))
+    except OSError as error:
+        raise LaunchError(f"the temporary folder cannot be written: {error.strerror}; set TMPDIR to another") from error
 
 
 def port_of(command: LauncherOptions) -> int:
@@ -130,8 +129,9 @@ def port_of(command: LauncherOptions) -> int:
 
 def port_taken(port: int) -> str:
     """What to say where several hosts have to agree on a port, and it is not free on the first."""
+    trouble = port_trouble(port) or "is in use"
     return (
-        f"port {port} is in use on this machine, where the ranks would meet: give another one with --master_port, "
+        f"port {port} {trouble} on this machine, where the ranks would meet: give another one with --master_port, "
         "before -m"
     )
 
@@ -144,11 +144,12 @@ def tell(text: str) -> None:
 def _with_port(command: LauncherOptions) -> LauncherOptions:
     """A port of its own for a job of one machine, so that two jobs started at once never meet."""
     given = command.get("master_port")
-    if given is not None and is_port_free(given):
+    trouble = None if given is None else port_trouble(given)
+    if given is not None and trouble is None:
         return command
     port = free_port()
     if given is not None:
-        tell(f"port {given} is in use on this machine, so the ranks meet at port {port}")
+        tell(f"port {given} {trouble} on this machine, so the ranks meet at port {port}")
     return command.with_options(master_port=port)
 
 
@@ -169,7 +170,11 @@ def _on_cpu(command: LauncherOptions) -> LauncherOptions:
 
 def _other_accelerator() -> bool:
     """Whether there is hardware of another make, whose devices DeepSpeed knows and this module does not."""
-    return any(next(Path("/dev").glob(pattern), None) is not None for pattern in _OTHER_HARDWARE)
+    torch = importlib.util.find_spec("torch")
+    for_intel = torch is not None and torch.origin is not None
+    for_intel = for_intel and Path(torch.origin).with_name("lib").joinpath("libtorch_xpu.so").exists()
+    patterns = (*_OTHER_HARDWARE, _INTEL) if for_intel else _OTHER_HARDWARE
+    return any(next(Path("/dev").glob(pattern), None) is not None for pattern in patterns)
 
 
 def _visible(uuids: Sequence[str]) -> list[int] | None:

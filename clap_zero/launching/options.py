@@ -60,10 +60,12 @@ class LauncherOptions:
 
 
 class _Refused(Exception):
-    pass
+    """DeepSpeed would refuse the command line, or knows an option that the tables lack."""
 
 
 class _Parser(argparse.ArgumentParser):
+    """Raises where argparse would print and end the process."""
+
     def error(self, message: str) -> NoReturn:
         raise _Refused(message)
 

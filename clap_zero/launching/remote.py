@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clap_zero.errors import ConfigError, LaunchError
-from clap_zero.launching import environment, local
+from clap_zero.launching import entry, environment, leftovers, local
 from clap_zero.launching.arguments import quote
 from clap_zero.launching.environment import Variable
 from clap_zero.launching.hostfile import HostSlots
@@ -27,6 +27,9 @@ TOOLS = {
     "slurm": ("srun", "apt-get install slurm-client, and be on a node of the cluster"),
 }
 """Launcher of DeepSpeed -> the program that it needs, and how to come by it."""
+
+UNTRIED = ("mpich", "impi", "mvapich")
+"""Nobody has run these with clap_zero."""
 
 SSH_ALIVE = "-oServerAliveInterval=3 -oServerAliveCountMax=7"
 """A host that is cut off closes no connection: without this, ssh and pdsh wait for it for ever. The 24 s that they give
@@ -75,6 +78,8 @@ def _check_launcher(command: LauncherOptions, launcher: str) -> None:
     program, way = TOOLS[launcher]
     if shutil.which(program) is None:
         raise LaunchError(f"--launcher {launcher} needs {program}, which is not installed here ({way})")
+    if launcher in UNTRIED:
+        local.tell(f"--launcher {launcher} has never been tried with clap_zero; pdsh, openmpi and slurm have")
     if launcher == "pdsh":
         for what, path in (("the working directory", str(Path.cwd())), ("this Python", sys.executable)):
             if _SHELL_SAFE.fullmatch(path) is None or "%" in path:
@@ -123,7 +128,7 @@ def _hand_over(variables: dict[str, Variable], *, launcher: str) -> None:
     shown = dict(baggage.shown)
     if baggage.private:
         path = environment.write_private(baggage.private, Path.cwd() / "runs")
-        local.remove_at_exit(path)
+        leftovers.remove_on_signals()
         shown[environment.PRIVATE_FILE] = str(path)
         shown[environment.PRIVATE_NAMES] = ",".join(baggage.private)
     if launcher == "slurm":
@@ -138,7 +143,13 @@ def _hand_over(variables: dict[str, Variable], *, launcher: str) -> None:
 def _program(command: LauncherOptions, *, launcher: str, hosts: Sequence[HostSlots]) -> LauncherOptions:
     """What the launcher starts: the module, or a script where DeepSpeed drops --module."""
     if launcher == "pdsh":
-        return LauncherOptions(command.given, command.program, tuple(quote(command.arguments)))
+        words = tuple(quote(command.arguments))
+        if words != command.arguments and command.program not in entry.READERS:
+            raise ConfigError(
+                f"-m {command.program} on several hosts takes no argument with spaces or special characters: "
+                f"{entry.READERS[0]} alone reads them back"
+            )
+        return LauncherOptions(command.given, command.program, words)
     if launcher == "openmpi":
         extra = command.get("launcher_args", "")
         if "bind-to" not in extra:

@@ -17,6 +17,7 @@ import torch
 from clap_zero.distributed import collectives
 from clap_zero.distributed.world import World, init_distributed, memory_bytes, set_cpu_threads, teardown
 from clap_zero.errors import ClapZeroError
+from clap_zero.launching.entry import given
 from clap_zero.preflight.compare import clock_skew, compare
 from clap_zero.preflight.findings import Finding, errors_of, notes_of
 from clap_zero.preflight.links import Link, measure_link
@@ -181,7 +182,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m clap_zero.preflight.ranks", description=main.__doc__)
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # the launcher's
     parser.add_argument("--timeout_s", type=float, default=120.0, help="longest wait for another rank, s")
-    args = parser.parse_args()
+    args = parser.parse_args(given())
     world = None
     try:
         world = init_distributed(timeout_s=args.timeout_s)

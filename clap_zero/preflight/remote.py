@@ -142,7 +142,9 @@ def _ssh(host: str, words: list[str], *, way: Way, text: str) -> subprocess.Comp
     if way.python_path:
         words = ["env", f"PYTHONPATH={way.python_path}", *words]
     line = f"cd {shlex.quote(way.directory)} && exec {shlex.join(words)}"
-    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}"]
+    # A connection that stays for later ones would keep our pipes; one that is open already is used all the same.
+    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}", "-o", "ControlMaster=no"]
+    options += ["-o", "ControlMaster=no"]  # one that stays behind would keep our pipes open; one that is there is used
     return subprocess.run(
         [*way.ssh, *options, host, line],
         input=text,

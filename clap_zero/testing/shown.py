@@ -8,22 +8,19 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 
-from clap_zero.launching.arguments import unquote
-from clap_zero.launching.environment import restore
+from clap_zero.launching.entry import given
 
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR")
 
 
 def main() -> None:
     """Print the line in one piece, since ranks share an output."""
-    restore()
-    arguments = [word for word in unquote(sys.argv[1:]) if not word.startswith("--local_rank=")]
+    arguments = [word for word in given() if not word.startswith("--local_rank=")]
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     variables = {name: os.environ.get(name) for name in (*PLACE, *arguments[:cut])}
-    given = {"host": socket.gethostname(), "arguments": arguments[cut + 1 :], "variables": variables}
-    os.write(1, f"shown {json.dumps(given)}\n".encode())
+    shown = {"host": socket.gethostname(), "arguments": arguments[cut + 1 :], "variables": variables}
+    os.write(1, f"shown {json.dumps(shown)}\n".encode())
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -86,12 +87,16 @@ def test_every_other_command_line_stays(launcher: str, rest: str) -> None:
     assert run_line(argv) == argv
 
 
-@pytest.mark.parametrize(
-    "program", ["/usr/bin/python", "pytest", "deepspeed.pt", "mydeepspeed", "/x/deepspeed/run", "-m"]
-)
+@pytest.mark.parametrize("program", ["/usr/bin/python", "pytest", "dsr", "mydeepspeed", "/x/deepspeed/run", "-m"])
 def test_other_programs_are_left_alone(program: str) -> None:
     argv = [program, "-m", "clap_zero.train"]
     assert run_line(argv) == argv
+
+
+@pytest.mark.parametrize("name", ["ds", "deepspeed.pt"])
+def test_the_other_names_of_the_program(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(LAUNCHER)
+    assert run_line([str(tmp_path / name), "-m", "pkg.mod"]) == [str(tmp_path / name), "--module", "pkg.mod"]
 
 
 def test_other_programs_named_deepspeed_are_left_alone(tmp_path: Path) -> None:
@@ -131,5 +136,6 @@ def test_python_runs_the_line_at_start_up(tmp_path: Path) -> None:
         f"site.addsitedir({str(tmp_path)!r}); print(sys.argv[1:])\n"
     )
     command = [sys.executable, "-S", str(script), "--num_gpus", "2", "-m", "pkg.mod", "-m"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    package = os.environ | {"PYTHONPATH": str(PTH.parents[1])}
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=package).stdout
     assert shown.strip() == "['--num_gpus', '2', '--module', 'pkg.mod', '-m']"

@@ -67,7 +67,10 @@ def test_a_reference_in_the_file_is_filled_in_on_the_other_host(monkeypatch: pyt
 
 @pytest.mark.parametrize(
     "name",
-    ["WANDB_API_KEY", "HF_TOKEN", "AWS_PROFILE", "MY_PASSWORD", "client_secret", "GOOGLE_APPLICATION_CREDENTIALS"],
+    [
+        *("WANDB_API_KEY", "HF_TOKEN", "AWS_PROFILE", "MY_PASSWORD", "client_secret", "GOOGLE_APPLICATION_CREDENTIALS"),
+        *("SSH_PASSPHRASE", "MYSQL_PWD", "GITHUB_PAT", "PROXY_AUTH", "SENTRY_DSN", "SESSION_COOKIE"),
+    ],
 )
 def test_l07_secrets_go_through_the_private_file(name: str) -> None:
     assert is_secret(name)
@@ -75,8 +78,10 @@ def test_l07_secrets_go_through_the_private_file(name: str) -> None:
 
 
 def test_a_password_in_an_address_is_a_secret_and_a_tokenizer_is_not() -> None:
-    assert is_secret("HTTPS_PROXY", "http://me:pw@proxy:3128")
+    for address in ("http://me:pw@proxy:3128", "http://T0KEN@proxy:3128", "https://u:a/b@h"):
+        assert is_secret("HTTPS_PROXY", address)
     assert not is_secret("HTTPS_PROXY", "http://proxy:3128")
+    assert not is_secret("INDEX", "https://host/path?mail=a@b")
     assert not is_secret("TOKENIZERS_PARALLELISM", "false")
 
 
@@ -115,7 +120,7 @@ def test_l07_listed_variables_travel_and_others_stay(home: Path, monkeypatch: py
 
 
 def test_the_private_file_is_private_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stale = tmp_path / f".variables-{environment.socket.gethostname()}-999999999.json"
+    stale = tmp_path / f".variables-{environment.socket.gethostname()}-x.json"
     stale.write_text("{}")
     path = environment.write_private({"A_KEY": 'x "\n'}, tmp_path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
