@@ -144,7 +144,6 @@ def _ssh(host: str, words: list[str], *, way: Way, text: str) -> subprocess.Comp
     line = f"cd {shlex.quote(way.directory)} && exec {shlex.join(words)}"
     # A connection that stays for later ones would keep our pipes; one that is open already is used all the same.
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}", "-o", "ControlMaster=no"]
-    options += ["-o", "ControlMaster=no"]  # one that stays behind would keep our pipes open; one that is there is used
     return subprocess.run(
         [*way.ssh, *options, host, line],
         input=text,
