@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import resource
 import sys
@@ -31,6 +32,8 @@ _WAYS_OUT = {
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory could not be had, on the device or on the host."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:  # of mmap, and of a fork
         return True
     text = str(error)
     return isinstance(error, RuntimeError) and (text.strip() == _ONEDNN or any(sign in text for sign in _SIGNS))

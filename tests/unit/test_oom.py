@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,11 @@ def test_memory_that_python_cannot_have_is() -> None:
 
 def test_buffers_that_onednn_cannot_have_are() -> None:
     assert oom.is_out_of_memory(RuntimeError("could not create a primitive"))
+
+
+def test_a_mapping_that_the_kernel_refuses_is() -> None:
+    assert oom.is_out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory"))
+    assert not oom.is_out_of_memory(OSError(errno.ENOSPC, "No space left on device"))
 
 
 def test_the_kernel_counts_its_kills() -> None:
