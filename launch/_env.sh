@@ -6,7 +6,7 @@
 
 set -euo pipefail
 
-ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 VENV="$ROOT/.venv"
 PY="$VENV/bin/python"
 STAMP="$VENV/.clap_zero_installed"
@@ -58,17 +58,21 @@ wanted() {  # what the environment has to match: where it is, what it runs, what
     cat pyproject.toml hatch_build.py packaging/*.pth
 }
 
+has_moved() {  # the same folder under another name (a link, an automount) has not, and others may be running in it
+    [ -f "$STAMP" ] && ! [ "$(head -n 1 "$STAMP")/.venv" -ef "$VENV" ]
+}
+
 setup_locked() {
     local python wanted_now free_kb
     python="$(find_python)" || { install_debian python3 python3-venv && python="$(find_python)"; } ||
         fail 5 "Python 3.11 or newer is needed; found $(python3 --version 2>&1 || true). Install it, or set PYTHON to its path"
     if [ -f "$STAMP" ] && usable_venv; then
         wanted_now="$(wanted "$PY")"
-        [ "$(cat "$STAMP")" != "$wanted_now" ] || return 0
+        has_moved || [ "$(tail -n +2 "$STAMP")" != "$(tail -n +2 <<<"$wanted_now")" ] || return 0
     fi
     # An environment is tied to its path: after a move its programs point to the old place. Only one that these scripts
     # made is removed.
-    if [ -f "$STAMP" ] && [ "$(head -n 1 "$STAMP")" != "$ROOT" ]; then rm -rf -- "$VENV"; fi
+    if has_moved; then rm -rf -- "$VENV"; fi
     usable_venv || make_venv "$python"
     rm -f -- "$STAMP"
     free_kb="$(df -Pk "$ROOT" | awk 'NR == 2 { print $4 }')"

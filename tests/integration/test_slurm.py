@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,7 +94,16 @@ def test_a_job_that_is_told_to_stop_goes_back_into_the_queue(
     subprocess.run(["scancel", "--signal=TERM", job], check=True, env=os.environ | slurm)
     wait_for(lambda: "Restarts=1" in told(slurm, "scontrol", "show", "job", job), timeout_s=60)
     assert (run_dir / "checkpoints" / "latest").is_file(), log.read_text()
+
+    # Cancelled, it writes a checkpoint and ends with 75 once more, and stays cancelled.
+    wait_for(lambda: re.search("stopping after step.*step [0-9]+/", log.read_text(), re.DOTALL), timeout_s=150)
     subprocess.run(["scancel", job], check=True, env=os.environ | slurm)
+    wait_for(lambda: state_of(slurm, job) == "CANCELLED", timeout_s=60)
+    time.sleep(5)
+    shown = told(slurm, "scontrol", "show", "job", job)
+    assert "JobState=CANCELLED" in shown, log.read_text()
+    assert "Restarts=1 " in shown, shown
+    assert log.read_text().count("stopping after step") == 2, "it had the time for a checkpoint"
 
 
 def test_deepspeeds_own_slurm_launcher_starts_the_module(

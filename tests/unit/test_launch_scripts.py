@@ -128,3 +128,27 @@ def test_an_old_python_is_refused_with_the_way_out(tmp_path: Path) -> None:
     done = bash("install_debian() { return 1; }; setup_locked", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert done.returncode == 5
     assert "Python 3.11 or newer is needed; found Python 3.9.2" in done.stderr
+
+
+def test_a_checkout_under_another_name_keeps_its_environment(tmp_path: Path) -> None:
+    """A link, an automount: the same folder, whose environment other jobs are running in."""
+    home, link = tmp_path / "home", tmp_path / "link"
+    for folder in ("launch", "packaging", ".venv/bin"):
+        (home / folder).mkdir(parents=True)
+    for name in ("launch/_env.sh", "pyproject.toml", "hatch_build.py"):
+        (home / name).write_bytes((ROOT / name).read_bytes())
+    (home / "packaging" / "x.pth").touch()
+    (home / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    (home / ".venv" / "mine").touch()
+    link.symlink_to(home)
+    # What a checkout that was used under the other name has left.
+    stamp = '. home/launch/_env.sh; { echo "$1"; wanted "$PY" | tail -n +2; } >"$STAMP"'
+    check = ". link/launch/_env.sh; usable_venv() { :; }; make_venv() { exit 9; }; setup_locked; echo kept"
+    for stamped in (home, link):
+        subprocess.run(["bash", "-c", stamp, "bash", str(stamped)], check=True, cwd=tmp_path)
+        done = subprocess.run(["bash", "-c", check], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, "kept\n"), done.stderr
+    subprocess.run(["bash", "-c", stamp, "bash", "/somewhere/else"], check=True, cwd=tmp_path)
+    moved = check.replace("usable_venv() { :; }", "usable_venv() { false; }")
+    assert subprocess.run(["bash", "-c", moved], cwd=tmp_path, check=False).returncode == 9
+    assert not (home / ".venv" / "mine").exists(), "a moved environment is made anew"

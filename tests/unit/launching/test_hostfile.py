@@ -54,6 +54,11 @@ def test_l03_comments_blanks_and_spaces_are_fine(hostfile: Path, content: bytes,
             ":1: 'w1:2222 slots=2': a port does not belong here: set Port for that host in ~/.ssh/config, or give "
             "`deepspeed` --ssh_port",
         ),
+        (
+            "fd00::1 slots=2",
+            ":1: 'fd00::1 slots=2': DeepSpeed reads no IPv6 addresses: name it in ~/.ssh/config or /etc/hosts, and "
+            "write the name",
+        ),
         ("w1;reboot slots=2", ":1: 'w1;reboot slots=2': 'w1;reboot' is no name of a host; nothing was started"),
         ("-oProxy=x slots=2", ":1: '-oProxy=x slots=2': '-oProxy=x' is no name of a host; nothing was started"),
     ],
