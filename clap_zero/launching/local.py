@@ -171,8 +171,8 @@ def _on_cpu(command: LauncherOptions) -> LauncherOptions:
 def _other_accelerator() -> bool:
     """Whether there is hardware of another make, whose devices DeepSpeed knows and this module does not."""
     torch = importlib.util.find_spec("torch")
-    for_intel = torch is not None and torch.origin is not None
-    for_intel = for_intel and Path(torch.origin).with_name("lib").joinpath("libtorch_xpu.so").exists()
+    origin = torch.origin if torch is not None else None
+    for_intel = origin is not None and Path(origin).with_name("lib").joinpath("libtorch_xpu.so").exists()
     patterns = (*_OTHER_HARDWARE, _INTEL) if for_intel else _OTHER_HARDWARE
     return any(next(Path("/dev").glob(pattern), None) is not None for pattern in patterns)
 
