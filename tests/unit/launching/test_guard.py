@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from clap_zero.errors import ConfigError, LaunchError
-from clap_zero.launching import guard, hosts, local, options, start
+from clap_zero.launching import guard, local, options
 
 BIN = Path(sys.executable).parent
 needs_pdsh = pytest.mark.skipif(shutil.which("pdsh") is None, reason="pdsh is not installed (apt-get install pdsh)")
@@ -227,68 +224,6 @@ def test_a_path_that_pdsh_would_split(tmp_path: Path, monkeypatch: pytest.Monkey
     )
 
 
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("/nope", "no readable hostfile at /nope: there is no such file; nothing was started"),
-        ("folder", "no readable hostfile at folder: it is a folder; nothing was started"),
-        ("empty", "empty names no host: lines look like 'worker-1 slots=8'; nothing was started"),
-        ("bad", "bad:1: 'w2 lots=8' is not of the form 'worker-1 slots=8'; nothing was started"),
-    ],
-)
-def test_l01_the_real_program_starts_nothing(tmp_path: Path, what: str, message: str) -> None:
-    """Through the installed .pth, before DeepSpeed is imported."""
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "empty").touch()
-    (tmp_path / "bad").write_text("w2 lots=8\n")
-    words = [str(BIN / "deepspeed"), "--hostfile", what, "-m", "clap_zero.train"]
-    begin = time.monotonic()
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (5, "")
-    assert done.stderr == f"clap_zero: error: {message}\n"
-    assert time.monotonic() - begin < 3
-
-
-def deepspeed(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(BIN / "deepspeed"), *words], capture_output=True, text=True, check=False, cwd=cwd,
-        env=os.environ | environment, timeout=60,
-    )  # fmt: skip
-
-
-@needs_pdsh
-def test_without_ssh_the_real_program_starts_nothing(tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text("far.invalid slots=1\n")
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "pdsh").symlink_to(str(shutil.which("pdsh")))
-    done = deepspeed(
-        "--hostfile", "hosts", "--launcher", "pdsh", "-m", "clap_zero.train", cwd=tmp_path, PATH=str(tmp_path / "bin")
-    )
-    assert (done.returncode, done.stdout) == (5, "")
-    assert done.stderr == (
-        "clap_zero: error: ssh is not installed here, and pdsh reaches the hosts through it "
-        "(apt-get install openssh-client)\n"
-    )
-
-
-def test_what_nobody_foresaw_starts_nothing(tmp_path: Path) -> None:
-    """A working directory that is gone: one line, no traceback, and DeepSpeed does not go on unchecked."""
-    (tmp_path / "hosts").write_text("far.invalid slots=1\n")
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    script = 'rmdir "$PWD"; exec "$0" --hostfile ../hosts --no_ssh --node_rank 0 --master_addr x -m clap_zero.train'
-    script = script.replace("../hosts", str(tmp_path / "hosts")).replace("--no_ssh --node_rank 0", "--no_ssh_check")
-    done = subprocess.run(
-        ["bash", "-c", script, str(BIN / "deepspeed")], capture_output=True, text=True, check=False, cwd=gone,
-        env=os.environ | {"MY_TOKEN": "s3cret", "CLAP_ZERO_FORWARD": "MY_TOKEN"}, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 5, done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("clap_zero: error: the command could not be checked: FileNotFoundError")
-    assert "s3cret" not in done.stderr
-
-
 def test_minus_one_is_deepspeeds_word_for_all(four_gpus) -> None:
     argv = checked("--num_gpus -1 --num_nodes -1")
     assert not [word for word in argv if word.startswith(("--num_gpus", "--num_nodes"))]
@@ -305,57 +240,3 @@ def test_words_that_no_module_would_read_back() -> None:
     assert guard.check(plain).arguments == ("eval", "runs/mine")
     with pytest.raises(ConfigError, match="-m clap_zero.cli on several hosts takes no argument with spaces"):
         guard.check(special)
-
-
-def test_hosts_are_asked_without_a_master_and_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ssh that leaves a process with our pipe behind, as an old one does with ControlPersist."""
-    ssh = tmp_path / "ssh"
-    ssh.write_text('#!/bin/sh\necho "$@" >>asked\nsleep 3 &\ncase "$*" in *host77*) exit 81;; esac\nexit 0\n')
-    ssh.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("PDSH_SSH_ARGS_APPEND", "-i key")
-    monkeypatch.setattr(hosts, "REACH_TIMEOUT_S", 1)
-    begin = time.monotonic()
-    with pytest.raises(LaunchError, match="host0 does not answer over ssh within 1 s"):
-        hosts.check_reachable([f"host{n}" for n in range(3)], ssh_port=7)
-    assert time.monotonic() - begin < 2.5, "what holds the pipe is not waited for"
-    ssh.write_text(ssh.read_text().replace("sleep 3 &", ""))
-    with pytest.raises(LaunchError, match="host77 has no folder "):
-        hosts.check_reachable([f"host{n}" for n in range(100)], ssh_port=None)
-    assert "-o ControlMaster=no -i key -p 7 host0 cd " in Path("asked").read_text()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may listen everywhere")
-def test_a_port_of_root_is_not_called_taken() -> None:
-    assert hosts.port_trouble(80) == "needs more rights than you have"
-
-
-def test_a_graphics_card_for_a_screen_is_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`/dev/dri/renderD128` is on every laptop."""
-    found = [path for pattern in local._OTHER_HARDWARE for path in Path("/dev").glob(pattern)]
-    monkeypatch.setattr(local, "_INTEL", "null")
-    assert local._other_accelerator() == bool(found)
-
-
-def test_other_modules_and_other_programs_are_left_alone(tmp_path: Path) -> None:
-    script = tmp_path / "deepspeed"
-    script.write_text("from deepspeed.launcher.runner import main\n")
-    for argv in (
-        [str(script), "--num_gpus", "2", "--module", "pkg.mod", "clap_zero.train"],
-        [str(script), "--num_gpus", "2", "clap_zero.train"],
-        [str(tmp_path / "other"), "--module", "clap_zero.train"],
-        [str(script), "--unknown", "--module", "clap_zero.train"],
-    ):
-        before = list(argv)
-        start.put_right(argv)
-        assert argv == before
-
-
-def test_a_killed_launcher_leaves_nothing_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local.tempfile, "tempdir", str(tmp_path))
-    (tmp_path / f"clap-zero-launch-{socket.gethostname()}-x").mkdir()
-    elsewhere = tmp_path / "clap-zero-launch-other.host-x"
-    elsewhere.mkdir()
-    first, second = local.private_folder(), local.private_folder()
-    assert sorted(tmp_path.iterdir()) == sorted([first, second, elsewhere])
-    assert first.stat().st_mode & 0o777 == 0o700
