@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 PARENT = os.getppid()
 """The process that started this one. Read first of all: it may die while the libraries are imported."""
 
+END_S = 20.0
+"""How long the last output and the clearing up may take."""
+
 YIELD_TO_CAUSE_S = 3.0
 """A rank that only lost its peers ends this much later, so that the launcher reports the exit code of the cause."""
 
@@ -43,7 +46,7 @@ def run_and_exit(argv: list[str] | None = None) -> None:
     with phase("imports"):
         from clap_zero.distributed import hub
         from clap_zero.distributed.world import report_exit_code
-        from clap_zero.hooks.watchdog import Watchdog
+        from clap_zero.hooks.watchdog import Watchdog, end_at_the_latest
 
     faulthandler.enable()  # what ends a process without Python, such as SIGBUS from a full /dev/shm, shows where
     report_exit_code(None)
@@ -56,8 +59,10 @@ def run_and_exit(argv: list[str] | None = None) -> None:
         # argparse says itself what it wants to say, before the ranks meet.
         code = _report(error) if "rendezvous" in spent() else _code_of(error)
     if code in (0, EXIT_STOPPED):
-        hub.say_goodbye()
+        with phase("end"):
+            hub.say_goodbye()
     report_exit_code(code)
+    end_at_the_latest(END_S, exit_code=code)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # a full disk or a closed pipe changes no exit code
             stream.flush()

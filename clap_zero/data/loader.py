@@ -32,6 +32,9 @@ from clap_zero.errors import ConfigError, DataError
 
 __all__ = ["Batch", "EvalBatch", "LoaderPlan", "eval_batches", "train_batches"]
 
+MOST_WAITED_S = 2.0
+"""What one look counts for at the most: while the whole job was suspended, nobody has waited."""
+
 LOOK_S = 1.0
 """How often is looked whether a worker that gives no batch still lives."""
 
@@ -146,7 +149,7 @@ def _next(source: Iterator[Any], watched: WatchedWorkers, *, stall_timeout_s: fl
     Raises:
         DataError: none came for `stall_timeout_s`.
     """
-    began = time.monotonic()
+    waited_s, before = 0.0, time.monotonic()
     while True:
         try:
             return next(source)
@@ -154,8 +157,10 @@ def _next(source: Iterator[Any], watched: WatchedWorkers, *, stall_timeout_s: fl
             # torch gives up after LOOK_S without a batch, and keeps everything so that it can be asked again.
             if "DataLoader timed out" not in str(error):
                 raise
-        if stall_timeout_s is not None and time.monotonic() > began + stall_timeout_s:
-            raise DataError(watched.end_stalled(since_s=time.monotonic() - began))
+        now = time.monotonic()
+        waited_s, before = waited_s + min(now - before, MOST_WAITED_S), now
+        if stall_timeout_s is not None and waited_s > stall_timeout_s:
+            raise DataError(watched.end_stalled(since_s=waited_s))
 
 
 def _one_line(error: Exception) -> str:

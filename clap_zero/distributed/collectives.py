@@ -30,10 +30,16 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def set_timeout(timeout_s: float) -> None:
-    """Sets how long collectives may wait for other ranks from now on, in seconds."""
+    """Sets how long collectives may wait for other ranks from now on, in seconds.
+
+    Of all groups that there are: DeepSpeed reduces over a clone of the world, which it makes without a limit, so this
+    is called once more after it.
+    """
     timeout = timedelta(seconds=timeout_s)
     # torch 2.14 renamed it.
-    getattr(dist, "set_timeout", dist.distributed_c10d._set_pg_timeout)(timeout, dist.group.WORLD)
+    set_of_group = getattr(dist, "set_timeout", dist.distributed_c10d._set_pg_timeout)
+    for group in tuple(dist.distributed_c10d._world.pg_map):
+        set_of_group(timeout, group)
     dist.distributed_c10d._get_default_store().set_timeout(timeout)
 
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import resource
 import secrets
 import socket
+import time
 from collections.abc import Callable
 
 from clap_zero.distributed.collectives import Board
@@ -21,6 +23,7 @@ from clap_zero.distributed.hub_ends import Center, Outpost
 from clap_zero.distributed.hub_station import Settings, Station
 
 CONNECT_TIMEOUT_S = 5.0
+CALLS, CALL_PAUSE_S = 3, 0.5
 BACKLOG = 4096
 
 _BOARD_KEY = "hub"
@@ -76,19 +79,20 @@ def say_goodbye() -> None:
 
 
 def close_hub() -> None:
-    """Forgets this rank's end, after its failure; the watchdog closes it."""
+    """Forgets this rank's end after its failure. Its connections stay: their end would be taken for a death."""
     global _station
     _station = None
 
 
 def _open_center(settings: Settings, board: Board, address: str, one_host: bool, warn: Callable[[str], None]) -> Center:
+    _allow_files()
     try:
         listener = _listen(address, one_host=one_host)
-    except OSError:
+        token = secrets.token_hex(32)
+        center = Center(settings, listener=listener, token=token, warn=warn)
+    except (OSError, ValueError):
         board.put(_BOARD_KEY, "{}")
         raise
-    token = secrets.token_hex(32)
-    center = Center(settings, listener=listener, token=token, warn=warn)
     board.put(_BOARD_KEY, json.dumps({"port": listener.getsockname()[1], "token": token, "host": settings.host}))
     return center
 
@@ -101,8 +105,25 @@ def _call_center(settings: Settings, board: Board, address: str) -> Outpost:
         KeyError: It has no hub.
     """
     told = json.loads(board.get(_BOARD_KEY))
-    connection = socket.create_connection((address, told["port"]), timeout=CONNECT_TIMEOUT_S)
+    connection = _connected(address, told["port"])
     return Outpost(settings, connection=connection, token=told["token"], center_host=told["host"])
+
+
+def _connected(address: str, port: int) -> socket.socket:
+    """A connection to rank 0, which thousands may call at the same time."""
+    for _ in range(CALLS - 1):
+        with contextlib.suppress(OSError):
+            return socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S)
+        time.sleep(CALL_PAUSE_S)
+    return socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S)
+
+
+def _allow_files() -> None:
+    """Raises the soft limit of open files: rank 0 holds one connection for each rank."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536) if hard > 0 else 65536, hard))
 
 
 def _listen(address: str, *, one_host: bool) -> socket.socket:

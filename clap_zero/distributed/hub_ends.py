@@ -14,7 +14,7 @@ from clap_zero.distributed.hub_judge import Verdict, told_ranks
 from clap_zero.distributed.hub_messages import Line, number_of, text_of
 from clap_zero.distributed.hub_station import Settings, Station, own_beat
 
-HELLO_TIMEOUT_S = 5.0
+HELLO_TIMEOUT_S = 20.0
 """A connection that has not said who it is after so long is closed."""
 
 JOIN_TIMEOUT_S = 20.0
@@ -24,7 +24,13 @@ STACKS_TIMEOUT_S = 6.0
 """How long rank 0 waits for the stacks of a run that hangs."""
 
 MOST_UNKNOWN = 256
-"""Connections that may be open without having said who they are."""
+"""Connections that may be open without having said who they are, where there are no more ranks than that."""
+
+MOST_ACCEPTED = 64
+"""Calls that are taken in one go: those that were taken before are heard in between."""
+
+NO_DESCRIPTORS_S = 1.0
+"""Pause before another call is taken where the process may open no more files."""
 
 
 class Center(Station):
@@ -42,6 +48,8 @@ class Center(Station):
         self._unknown: dict[Line, float] = {}
         self._ranks: dict[Line, int] = {}
         self._missing = set(range(1, settings.size))
+        self._has_warned = False
+        self._listens_again: float | None = None
         self._opened = time.monotonic()
         self._stacks_until: float | None = None
         self._stacks_from: set[int] = set()
@@ -64,6 +72,8 @@ class Center(Station):
                 break
             rank = self._ranks[source]
             self.understand(rank, message)
+            if "goodbye" in message:
+                source.send({"heard": True})
             if "stack" in message:
                 self._take_stack(rank, message)
         if source.closed:
@@ -88,41 +98,54 @@ class Center(Station):
         self._listener.close()
 
     def _accept(self) -> None:
-        while len(self._unknown) < MOST_UNKNOWN:
+        for _ in range(MOST_ACCEPTED):
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # none left, or it is gone already
+            except (BlockingIOError, InterruptedError, ConnectionError):  # none left, or it is gone already
                 return
+            except OSError as error:  # no descriptors: the listener would be ready again at once, for ever
+                self.selector.unregister(self._listener)
+                if self._listens_again is None:
+                    self._warn(f"clap_zero: warning: rank 0 cannot take the call of a rank now: {error}")
+                self._listens_again = time.monotonic() + NO_DESCRIPTORS_S
+                return
+            if len(self._unknown) >= max(MOST_UNKNOWN, self.settings.size):
+                self._drop(next(iter(self._unknown)))  # the oldest: a rank says who it is at once
             line = Line(connection)
             self._unknown[line] = time.monotonic()
             self.selector.register(line, selectors.EVENT_READ)
 
     def _welcome(self, line: Line, message: Mapping[str, Any]) -> None:
         """Takes a rank in that knows the token, and closes the line to anybody else."""
-        del self._unknown[line]
         rank = number_of(message, "hello", default=-1)
         if rank in self._missing and hmac.compare_digest(text_of(message, "token").encode(), self._token.encode()):
             self._missing.discard(rank)
+            self._unknown.pop(line, None)
             self._ranks[line] = rank
+            line.send({"welcome": True})
             self.judge.join(rank, host=text_of(message, "host", longest=200), pid=number_of(message, "pid"))
+            self.judge.is_blind = self._has_warned and bool(self._missing)
         else:
             self._drop(line)
 
     def _drop(self, line: Line) -> None:
-        self.selector.unregister(line)
-        line.close()
+        self._unknown.pop(line, None)
+        self.forget(line)
 
     def _look_for_missing(self) -> None:
         now = time.monotonic()
         for line in [line for line, since in self._unknown.items() if now - since > HELLO_TIMEOUT_S]:
-            del self._unknown[line]
             self._drop(line)
-        if self._missing and now - self._opened > JOIN_TIMEOUT_S:
+        if self._listens_again is not None and now > self._listens_again:
+            self._listens_again = float("inf")
+            self.selector.register(self._listener, selectors.EVENT_READ)
+        if self._missing and not self._has_warned and now - self._opened > JOIN_TIMEOUT_S:
             ranks = told_ranks(sorted(self._missing))
-            self._missing = set()
+            self._has_warned = self.judge.is_blind = True
             self._warn(
                 f"clap_zero: warning: {ranks} cannot reach port {self._listener.getsockname()[1]} of this host (a "
-                "firewall?), so their death or a hang is noticed only when a collective runs out of time "
+                "firewall?) or died before: until it calls, its death or a hang is noticed only when a collective "
+                "runs out of time "
                 "(distributed.timeout_s)"
             )
 
@@ -162,6 +185,7 @@ class Outpost(Station):
         super().__init__(settings)
         self._line = Line(connection)
         self._verdict: Verdict | None = None
+        self._is_welcome = False
         self.selector.register(self._line, selectors.EVENT_READ)
         self.judge.join(0, host=center_host, pid=0)
         hello = {"hello": settings.rank, "token": token, "host": settings.host, "pid": os.getpid()}
@@ -173,7 +197,11 @@ class Outpost(Station):
     def hear(self, source: Any) -> None:
         for message in self.receive(source):
             self.understand(0, message)
+            self._is_welcome |= "welcome" in message
+            if "heard" in message:
+                self.goodbye_heard.set()
             if "verdict" in message:
+                self._has_news = True
                 self._verdict = self._verdict or Verdict(
                     text_of(message, "verdict"),
                     number_of(message, "rank", default=-1),
@@ -182,8 +210,13 @@ class Outpost(Station):
             if "stacks" in message:
                 self._line.send(self.own_stack())
         if self._line.closed:
+            if not self._is_welcome:  # rank 0 did not take the call: it says so, and nobody has died of that
+                self.judge.unwatch(0)
             self.judge.lose(0)
+            self.goodbye_heard.set()
 
     def decide(self) -> Verdict | None:
-        # A hang is rank 0's to judge: it alone knows what all ranks do.
+        # A hang is rank 0's to judge: it alone knows what all ranks do. After its goodbye each looks at itself.
+        if self.judge.peers[0].goodbye and self.judge.hangs():
+            return self.judge.hang("none were asked for, rank 0 has ended")
         return self._verdict or self.judge.verdict()

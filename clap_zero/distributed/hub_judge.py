@@ -48,6 +48,7 @@ class Peer:
     failure: str | None = None
     failing_s: float = 0.0
     lost: bool = False
+    unwatched: bool = False
     goodbye: bool = False
 
     @property
@@ -62,7 +63,7 @@ class Peer:
     @property
     def watched(self) -> bool:
         """Whether it still has to be heard of."""
-        return not (self.lost or self.goodbye)
+        return not (self.lost or self.goodbye or self.unwatched)
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ class Judge:
         self._hang_timeout_s = hang_timeout_s
         self._still_s = 0.0
         self._parting_s = 0.0
+        self._losses: list[Peer] = []
+        self.is_blind = False
         self.peers: dict[int, Peer] = {}
 
     # ---- what is heard
@@ -123,7 +126,18 @@ class Judge:
 
     def lose(self, rank: int) -> None:
         """The connection to a rank ended."""
-        self.peers[rank].lost = True
+        peer = self.peers[rank]
+        if peer.lost:
+            return
+        peer.lost = True
+        # Its last packet may be lost with it: who was at its end has come to it.
+        peer.goodbye |= peer.phase == "end" and peer.failure is None
+        if not peer.unwatched:
+            self._losses.append(peer)
+
+    def unwatch(self, rank: int) -> None:
+        """A rank neither beats nor watches any more, though it may be well: nothing is known of it."""
+        self.peers[rank].unwatched = True
 
     def advance(self, seconds: float) -> None:
         """So much time was watched since the last call, everything that had come was heard, and now there is more."""
@@ -140,7 +154,7 @@ class Judge:
 
     def verdict(self) -> Verdict | None:
         """Why the run is over, None while it is not. The likeliest cause first, its echoes after it."""
-        died = [p for p in self.peers.values() if p.lost and not p.goodbye and p.failure is None]
+        died = [p for p in self._losses if not p.goodbye and p.failure is None]
         for peer in died:
             return Verdict(
                 f"{peer.name} died in {peer.place} without a word: killed, out of memory, or a crash", peer.rank
@@ -166,18 +180,25 @@ class Judge:
         return None
 
     def _early_end(self) -> Verdict | None:
-        limit = self._heartbeat_timeout_s
-        if limit is None or self._parting_s <= limit:
+        if self._heartbeat_timeout_s is None or self._parting_s <= self._heartbeat_timeout_s:
             return None
         first = next(peer for peer in self.peers.values() if peer.goodbye)
+        limit = self._heartbeat_timeout_s
+        if all(peer.step == first.step for peer in self._under_way()):
+            # All have come to the same step: what one still writes down after the last may take long.
+            if self._hang_timeout_s is None or self._parting_s <= self._hang_timeout_s:
+                return None
+            limit = self._hang_timeout_s
         behind = min(self._under_way(), key=lambda peer: (peer.step, peer.rank))
         return Verdict(
             f"{first.name} came to its end {limit:g} s ago, while {behind.name} is still in {behind.place}", behind.rank
         )
 
     def hangs(self) -> bool:
-        """Whether no rank has made progress for too long."""
-        if self._hang_timeout_s is None or not self._under_way():
+        """Whether no rank has made progress for too long. Never where there is a rank that nothing is known of."""
+        if self._hang_timeout_s is None or not any(peer.watched for peer in self.peers.values()):
+            return False
+        if self.is_blind or any(peer.unwatched for peer in self.peers.values()):
             return False
         long = any(peer.phase in LONG_PHASES for peer in self.peers.values() if peer.watched)
         return self._still_s > self._hang_timeout_s * (LONG_FACTOR if long else 1.0)

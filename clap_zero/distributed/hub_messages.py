@@ -13,7 +13,7 @@ from typing import Any
 
 MAX_LINE_BYTES = 64 * 1024
 MAX_UNSENT_BYTES = 1024 * 1024
-"""A side that reads nothing for so long is treated as gone: its beats are missing anyhow."""
+"""With so much unsent nothing more is said to a side. Whether it is gone is for its missing beats to tell."""
 
 _CHUNK_BYTES = 64 * 1024
 
@@ -47,12 +47,13 @@ class Line:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Sends a message, or keeps what the network does not take yet for `flush`."""
-        if self.closed:
-            return
-        self._unsent += json.dumps(message).encode() + b"\n"
+        self.send_encoded(encoded(message))
+
+    def send_encoded(self, line: bytes) -> None:
+        """The same for what `encoded` made; dropped where the other side has read nothing for very long."""
+        if not self.closed and len(self._unsent) <= MAX_UNSENT_BYTES:
+            self._unsent += line
         self.flush()
-        if len(self._unsent) > MAX_UNSENT_BYTES:
-            self.close()
 
     def flush(self) -> bool:
         """Sends what is left over.
@@ -97,6 +98,11 @@ class Line:
         """Ends the connection."""
         self.closed = True
         self._socket.close()
+
+
+def encoded(message: Mapping[str, Any]) -> bytes:
+    """A message as it goes over a line."""
+    return json.dumps(message).encode() + b"\n"
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

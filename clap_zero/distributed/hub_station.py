@@ -17,17 +17,26 @@ from typing import Any
 
 from clap_zero import phases
 from clap_zero.distributed.hub_judge import Judge, Verdict
-from clap_zero.distributed.hub_messages import Line, ProtocolError, number_of, text_of
+from clap_zero.distributed.hub_messages import Line, ProtocolError, encoded, number_of, text_of
 from clap_zero.distributed.hub_stacks import innermost_frames, write_stacks
 
 BEAT_S = 1.0
 SMALL_JOB, SMALL_JOB_BEAT_S = 64, 0.4
 """With few ranks the last word of a dead one may be fresher."""
+LARGE_JOB, LARGE_JOB_BEAT_S = 256, 2.0
+"""With many, rank 0 has something else to do than to hear."""
+
+ROUND_S = 0.2
+"""Pause between two judgements, unless something has happened: each looks at all ranks."""
+
+MOST_TOLD = 4000
+"""Characters of an error that the other ranks hear; a line has an end, and one that is too long would be no word."""
 
 MOST_WATCHED_S = 2.0
 """What one round counts for at the most: a thread that did not run for longer has not watched either."""
 
 POST_TIMEOUT_S = 1.0
+_NEWS = frozenset({"failing", "goodbye", "stack", "unwatched"})
 FLUSH_S = 1.0
 
 
@@ -74,8 +83,12 @@ class Station(ABC):
             end.setblocking(False)
         self.selector.register(self._wake_read, selectors.EVENT_READ)
         self._beat_s = SMALL_JOB_BEAT_S if settings.size <= SMALL_JOB else BEAT_S
+        if settings.size > LARGE_JOB:
+            self._beat_s = LARGE_JOB_BEAT_S
+        self._has_news = True
         self._last_round = self._last_beat = time.monotonic()
         self._left = False
+        self.goodbye_heard = threading.Event()
         self.failing: tuple[float, int] | None = None
 
     # ---- for the main thread
@@ -83,7 +96,7 @@ class Station(ABC):
     def fail(self, text: str, *, exit_code: int) -> None:
         """Says that this rank ends with an error; from now on it is left to end by itself for CLOSE_GRACE_S."""
         self.failing = self.failing or (time.monotonic(), exit_code)
-        self.post({"failing": text})
+        self.post({"failing": text[:MOST_TOLD]})
 
     def post(self, message: Mapping[str, Any]) -> None:
         """Says something to the other ranks; returns when it is on its way, after POST_TIMEOUT_S at the latest."""
@@ -92,6 +105,9 @@ class Station(ABC):
         with contextlib.suppress(OSError):  # full: the thread has been woken often enough
             self._wake_write.send(b"\0")
         sent.wait(POST_TIMEOUT_S)
+        if "goodbye" in message and self.settings.rank > 0:
+            # What is on its way when a process ends may be lost, and would not be sent again.
+            self.goodbye_heard.wait(POST_TIMEOUT_S)
 
     # ---- for the watchdog's thread
 
@@ -109,17 +125,28 @@ class Station(ABC):
                 self._drain()
             else:
                 self.hear(key.fileobj)
+        self._say_posts()
         now = time.monotonic()
+        if now - self._last_round < ROUND_S and not self._has_news:
+            return None
+        self._has_news = False
         self.understand(self.settings.rank, own_beat())
         self.judge.advance(min(now - self._last_round, MOST_WATCHED_S))
         self._last_round = now
-        self._say_posts()
         if now - self._last_beat >= self._beat_s:
             self._last_beat = now
             self.say(own_beat())
         for line in self.lines():
             line.flush()
         return None if self._left else self.decide()
+
+    def abandon(self) -> None:
+        """Says that this rank watches and beats no longer, and goes on all the same. Nothing is polled afterwards.
+
+        The connections stay: an end would be taken for a death.
+        """
+        self.say({"unwatched": True})
+        self.flush()
 
     def close(self) -> None:
         """Ends all connections."""
@@ -145,8 +172,9 @@ class Station(ABC):
 
     def say(self, message: Mapping[str, Any]) -> None:
         """Sends a message over all connections."""
+        line_of_text = encoded(message)
         for line in self.lines():
-            line.send(message)
+            line.send_encoded(line_of_text)
 
     def flush(self) -> None:
         """Gives the network FLUSH_S to take what was said."""
@@ -165,14 +193,24 @@ class Station(ABC):
             messages = []
             line.close()
         if line.closed:
-            self.selector.unregister(line)
+            self.forget(line)
         return messages
+
+    def forget(self, line: Line) -> None:
+        """Closes a line and watches it no longer; nothing happens when that was done before."""
+        self._has_news = True
+        with contextlib.suppress(KeyError, ValueError):  # it is not watched any more
+            self.selector.unregister(line)
+        line.close()
 
     def understand(self, rank: int, message: Mapping[str, Any]) -> None:
         """Gives the judge what a rank said."""
         if "phase" in message:
             phase, step = text_of(message, "phase"), number_of(message, "step")
             self.judge.beat(rank, phase=phase, step=step, progress=number_of(message, "progress", default=-1))
+        self._has_news |= not _NEWS.isdisjoint(message)
+        if "unwatched" in message:
+            self.judge.unwatch(rank)
         if "failing" in message:
             self.judge.failing(rank, text_of(message, "failing"))
         if "goodbye" in message:

@@ -22,19 +22,22 @@ from clap_zero.config.schema import DistributedSection
 from clap_zero.data.processes import remove_leftovers
 from clap_zero.distributed import hub
 from clap_zero.distributed.beat_keeper import STACK_SIGNAL, BeatKeeper
-from clap_zero.distributed.collectives import Board
-from clap_zero.distributed.hub_judge import CLOSE_GRACE_S, Verdict
+from clap_zero.distributed.collectives import Board, all_gather_objects
+from clap_zero.distributed.hub_judge import CLOSE_GRACE_S, LONG_FACTOR, Verdict
 from clap_zero.distributed.hub_station import Settings, Station
 from clap_zero.distributed.place import describe_process, meeting_address, speaks_for_host, was_launched
 from clap_zero.distributed.world import World, report_exit_code
 from clap_zero.errors import LaunchError
 from clap_zero.launching import command
-from clap_zero.phases import current
+from clap_zero.phases import current, progress
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 POLL_S = 0.4
 STOP_GRACE_S = 30.0
-"""How long a rank that a signal asked to stop may go on without its launcher: launchers kill after as much."""
+"""How long a rank that a signal asked to stop may stand still without its launcher; saving is no standing still."""
+
+LONGEST_STOP_S = 2400.0
+"""How long it may go on in all, where `distributed.hang_timeout_s` says nothing."""
 
 LEAVE_AFTER_S = 1.0
 """How long a rank may still find an error of its own after the verdict: its own message says more."""
@@ -51,9 +54,12 @@ class Watchdog:
         parent: The process that started this one, as it was when this one began.
         """
         self._signal: str | None = None
-        self._signal_time = 0.0
+        self._signal_time = self._stop_time = 0.0
+        self._stop_progress = -1
+        self._longest_stop_s = LONGEST_STOP_S
         self._ancestors = _launcher_ancestors(parent) if was_launched() else []
         self._station: Station | None = None
+        self._abandoned: Station | None = None
         self._verdict: Verdict | None = None
         self._verdict_time = 0.0
         self._keeper: BeatKeeper | None = None
@@ -88,6 +94,8 @@ class Watchdog:
         """
         if world.size == 1:
             return
+        if limits.hang_timeout_s is not None:
+            self._longest_stop_s = LONG_FACTOR * limits.hang_timeout_s
         settings = Settings(
             rank=world.rank,
             size=world.size,
@@ -96,7 +104,8 @@ class Watchdog:
             hang_timeout_s=limits.hang_timeout_s,
             stacks=run_dir / "stacks",
         )
-        one_host = world.local_size == world.size
+        # Not by what the launcher says of this host: without its variables all ranks would count as being on one.
+        one_host = len(set(all_gather_objects(socket.gethostname()))) == 1
         self._station = hub.open_hub(settings, board=Board(), address=meeting_address(), one_host=one_host, warn=_print)
         if self._station is not None and limits.heartbeat_timeout_s is not None:
             self._keeper = _keeper(limits.heartbeat_timeout_s)
@@ -107,8 +116,7 @@ class Watchdog:
             self._read_signals()
             gone = next((pid for pid, is_alive in self._ancestors if not is_alive()), None)
             # Ctrl-C takes the `deepspeed` command with it: the ranks still finish their step and save.
-            stopping = self._signal is not None and time.monotonic() < self._signal_time + STOP_GRACE_S
-            if gone is not None and not stopping:
+            if gone is not None and not self._is_stopping():
                 reason = f"the launcher (process {gone}) is gone"
                 if self._station is not None:
                     self._station.say({"failing": f"in {current()}: {reason}"})
@@ -116,6 +124,15 @@ class Watchdog:
                 _leave(f"{reason}, so this rank ends")
             if self._station is not None:
                 self._obey(self._station)
+
+    def _is_stopping(self) -> bool:
+        """Whether this rank still finishes its step and saves, after a signal; as long as that gets on."""
+        if self._signal is None:
+            return False
+        now, seen = time.monotonic(), progress()
+        if seen != self._stop_progress or current().phase == "checkpoint":
+            self._stop_progress, self._stop_time = seen, now
+        return now < min(self._stop_time + STOP_GRACE_S, self._signal_time + self._longest_stop_s)
 
     def _wait(self) -> None:
         """Let POLL_S pass, or hear of the other ranks earlier."""
@@ -127,13 +144,29 @@ class Watchdog:
             return
         try:
             verdict = station.poll(POLL_S)
-        except (OSError, ValueError) as error:
-            _print(f"clap_zero: warning: this rank no longer watches the others: {type(error).__name__}: {error}")
-            self._station = None
-            hub.close_hub()
+        except Exception as error:  # noqa: BLE001
+            # The boundary of the watch: whatever is wrong with it, the run is well and goes on without.
+            self._abandon(station, f"{type(error).__name__}: {error}")
             return
         if verdict is not None and self._verdict is None:
             self._verdict, self._verdict_time = verdict, time.monotonic()
+            self._tell(station, verdict)
+
+    def _abandon(self, station: Station, reason: str) -> None:
+        self._station, self._abandoned = None, station
+        hub.close_hub()
+        _print(f"clap_zero: warning: {describe_process()} and the others watch each other no longer: {reason}")
+        with contextlib.suppress(OSError, ValueError):
+            station.abandon()
+
+    def _tell(self, station: Station, verdict: Verdict) -> None:
+        """Print the verdict at once: what ends with a collective may end this process before it leaves by itself."""
+        # Rank 0 speaks for all. Of a rank 0 that is gone, one rank a host tells.
+        rank = station.settings.rank
+        if station.failing is None and (rank == 0 or (not verdict.is_told and (rank == 1 or speaks_for_host()))):
+            advice = "this run ends" + ("; the last complete checkpoint is intact" if current().step else "")
+            cause, _, details = verdict.cause.partition("\n")
+            _print(_marked(f"error: {cause}; {advice}{details and chr(10)}{details}"))
 
     def _obey(self, station: Station) -> None:
         """End this rank when its run is over."""
@@ -145,12 +178,7 @@ class Watchdog:
             return
         if verdict is None or now < self._verdict_time + LEAVE_AFTER_S:
             return
-        # Rank 0 speaks for all. Of a rank 0 that is gone, one rank a host tells.
-        rank = station.settings.rank
-        tells = rank == 0 or (not verdict.is_told and (rank == 1 or speaks_for_host()))
-        advice = "this run ends" + ("; the last complete checkpoint is intact" if current().step else "")
-        cause, _, details = verdict.cause.partition("\n")
-        _leave(f"error: {cause}; {advice}{details and chr(10)}{details}" if tells else None)
+        _leave(None)
 
     def _read_signals(self) -> None:
         assert self._pipe is not None
@@ -175,20 +203,29 @@ def _leave(reason: str | None, *, exit_code: int = LaunchError.exit_code) -> Non
         reason: For people; None where another rank says it.
         exit_code: Of this process.
     """
-
-    def at_the_latest() -> None:
-        time.sleep(LAST_WORDS_S)
-        os._exit(exit_code)
-
-    threading.Thread(target=at_the_latest, name="clap_zero-leave", daemon=True).start()
+    end_at_the_latest(LAST_WORDS_S, exit_code=exit_code)
     report_exit_code(exit_code)
     try:
         if reason is not None:
-            where = describe_process()
-            _print(f"clap_zero{f' [{where}]' if where else ''}: {reason}")
+            _print(_marked(reason))
         remove_leftovers()  # or Python's own helpers complain after the line that counts
     finally:
         os._exit(exit_code)
+
+
+def end_at_the_latest(seconds: float, *, exit_code: int) -> None:
+    """End the process after so long, whatever its threads wait for."""
+
+    def end() -> None:
+        time.sleep(seconds)
+        os._exit(exit_code)
+
+    threading.Thread(target=end, name="clap_zero-leave", daemon=True).start()
+
+
+def _marked(text: str) -> str:
+    where = describe_process()
+    return f"clap_zero{f' [{where}]' if where else ''}: {text}"
 
 
 def _keeper(timeout_s: float) -> BeatKeeper | None:
@@ -202,8 +239,15 @@ def _keeper(timeout_s: float) -> BeatKeeper | None:
 
 
 def _print(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
+    """In a thread of its own: a terminal that is held, or a pipe that nobody reads, must not keep this one."""
+
+    def write() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            print(text, file=sys.stderr, flush=True)
+
+    writer = threading.Thread(target=write, name="clap_zero-print", daemon=True)
+    writer.start()
+    writer.join(LAST_WORDS_S / 2)
 
 
 def _launcher_ancestors(parent: int) -> list[tuple[int, Callable[[], bool]]]:
@@ -236,7 +280,7 @@ def _command_line(pid: int) -> str:
 def _parent_of(pid: int) -> int | None:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return None
     # The second field is the command in brackets and may hold spaces and brackets itself.
     return int(stat.rpartition(")")[2].split()[1])

@@ -93,6 +93,8 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
     enable_activation_checkpointing(model, resolved.config)
     patient_wait()  # weights are not read equally fast
     engine = Engine(model, resolved=resolved, world=world)
+    if world.size > 1:
+        collectives.set_timeout(run.distributed.timeout_s)  # of the groups that DeepSpeed made
     state = TrainState(step=0, epoch=0, offset=0, samples=0, world_size=world.size, stage=resolved.stage)
     if settled.resume_from is not None:
         with phase("checkpoint"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -24,7 +26,7 @@ class Job:
         ended_s: Seconds from the moment at which all were ready to the end of each.
     """
 
-    def __init__(self, scene: str, folder: Path, *, size: int, at_most_s: float) -> None:
+    def __init__(self, scene: str, folder: Path, *, size: int, at_most_s: float, suspend_s: float = 0) -> None:
         root, port = str(SCRIPT.parents[2]), _free_port()
         processes = []
         for rank in range(size):
@@ -37,6 +39,8 @@ class Job:
             while not all((folder / f"ready{rank}").exists() for rank in range(size)):
                 assert time.monotonic() - began < 120, self._read(folder, size)
                 time.sleep(0.05)
+            if suspend_s:
+                _suspend([process.pid for process in processes], suspend_s)
             began = time.monotonic()
             ends: dict[int, float] = {}
             while len(ends) < size and time.monotonic() - began < at_most_s:
@@ -56,6 +60,17 @@ class Job:
     @staticmethod
     def _read(folder: Path, size: int) -> list[str]:
         return [(folder / f"log{rank}").read_text() for rank in range(size)]
+
+
+def _suspend(pids: list[int], seconds: float) -> None:
+    """Stops processes and their children for so long, as a scheduler suspends a job."""
+    time.sleep(1.5)
+    told = [Path(f"/proc/{pid}/task/{pid}/children").read_text().split() for pid in pids]
+    everybody = [*pids, *(int(child) for children in told for child in children)]
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in everybody:
+            os.kill(pid, number)
+        time.sleep(seconds if number == signal.SIGSTOP else 0)
 
 
 def test_l11_three_ranks_stuck_in_a_collective_leave_when_the_fourth_is_killed(tmp_path: Path) -> None:
@@ -118,3 +133,19 @@ def test_a_rank_that_no_signal_reaches_is_killed(tmp_path: Path, scene: str) -> 
     assert re.search(r"rank 1 on \S+ has not been heard of for 3 s \(last: backward of step 7\)", job.texts[0])
     assert "does not run for 3 s: stopped, or stuck outside Python; killed" in job.texts[1]
     assert scene == "stop" or "in stuck_in_c" in job.texts[1], "its stacks"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scene", ["busy", "broken_watch"])
+def test_what_is_no_fault_of_a_rank_ends_nobody(tmp_path: Path, scene: str) -> None:
+    """Limit of silence: 3 s. A call into C holds Python's lock for 2 s; the watch of a rank breaks for 5 s."""
+    job = Job(scene, tmp_path, size=3, at_most_s=60)
+    assert job.codes == [0, 0, 0], job.texts
+    assert ("watch each other no longer" in "".join(job.texts)) == (scene == "broken_watch")
+
+
+@pytest.mark.long
+def test_a_job_that_was_suspended_as_a_whole_goes_on(tmp_path: Path) -> None:
+    """Ranks and the processes beside them are stopped for twice the limit of silence."""
+    job = Job("suspend", tmp_path, size=3, at_most_s=60, suspend_s=6)
+    assert job.codes == [0, 0, 0], job.texts

@@ -70,6 +70,37 @@ def hang(rank: int, size: int) -> None:
     dist.all_reduce(torch.ones(1))
 
 
+def busy(rank: int, size: int) -> None:
+    """The last rank holds Python's lock for long, but not for too long."""
+    if rank == size - 1:
+        import ctypes
+
+        ctypes.PyDLL(None).sleep(2)
+    _done(rank)
+
+
+def suspend(rank: int, size: int) -> None:
+    """Nothing happens: the test stops the whole job meanwhile."""
+    time.sleep(8)
+    _done(rank)
+
+
+def broken_watch(rank: int, size: int) -> None:
+    """The watch of the last rank breaks, and the run goes on for longer than a rank may be silent."""
+    if rank == size - 1:
+        hub._station.decide = None
+    time.sleep(5)
+    _done(rank)
+
+
+def _done(rank: int) -> None:
+    dist.all_reduce(torch.ones(1))
+    with phase("end"):
+        hub.say_goodbye()
+    print(f"rank {rank} done", flush=True)
+    os._exit(0)
+
+
 def late_collective(rank: int, size: int) -> None:
     """The same without a patient wait: what `late` is spared."""
     time.sleep(3 * TIMEOUT_S["late"] if rank == 0 else 0)
@@ -90,7 +121,9 @@ def late(rank: int, size: int) -> None:
     os._exit(0)
 
 
-SCENES = {scene.__name__: scene for scene in (kill, stop, stuck_in_c, leave, fail, hang, late, late_collective)}
+ENDED = (kill, stop, stuck_in_c, leave, fail, hang, late_collective)
+SURVIVED = (late, busy, suspend, broken_watch)
+SCENES = {scene.__name__: scene for scene in (*ENDED, *SURVIVED)}
 
 
 def main() -> None:
@@ -102,7 +135,7 @@ def main() -> None:
     # For all collectives from now on; torch 2.14 renamed it.
     getattr(dist, "set_timeout", dist.distributed_c10d._set_pg_timeout)(limit, dist.group.WORLD)
     world = World(rank, size, rank, size, torch.device("cpu"))
-    heartbeat_s = 3.0 if scene in ("stop", "stuck_in_c") else 30.0
+    heartbeat_s = 3.0 if scene in ("stop", "stuck_in_c", "busy", "suspend", "broken_watch") else 30.0
     limits = DistributedSection(heartbeat_timeout_s=heartbeat_s, hang_timeout_s=3.0 if scene == "hang" else 600.0)
     watchdog.watch_ranks(world, limits=limits, run_dir=folder)
     dist.all_reduce(torch.ones(1))

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from clap_zero.data import worker_ends
+from clap_zero.data import loader, worker_ends
 from clap_zero.data.index import load_index
 from clap_zero.data.loader import LOOK_S, train_batches
 from clap_zero.data.worker_ends import WatchedWorkers
@@ -108,3 +108,20 @@ def test_what_the_kernel_killed_meanwhile_is_said_to_be_that(monkeypatch: pytest
     killed = worker_ends.oom.kernel_kills() + 1
     monkeypatch.setattr(worker_ends.oom, "kernel_kills", lambda: killed)
     assert watched._how(-signal.SIGKILL).startswith("killed by the kernel because memory ran out (SIGKILL)")
+
+
+def test_time_in_which_the_job_was_suspended_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock jumps by an hour between two looks; the batch is there at the third."""
+    clock = iter([0.0, 1.0, 3600.0])
+    monkeypatch.setattr(loader.time, "monotonic", lambda: next(clock))
+
+    class Slow:
+        looks = 0
+
+        def __next__(self) -> str:
+            self.looks += 1
+            if self.looks < 3:
+                raise RuntimeError("DataLoader timed out after 1 seconds")
+            return "batch"
+
+    assert loader._next(Slow(), WatchedWorkers(), stall_timeout_s=540) == "batch"

@@ -206,6 +206,81 @@ def test_ranks_that_cannot_call_are_named_once(bed: Bed, monkeypatch: pytest.Mon
     assert len(bed.warnings) == 1 and f"rank 2 cannot reach port {bed.port} of this host" in bed.warnings[0]
 
 
+def test_strangers_that_speak_and_go_at_once_end_nothing(bed: Bed) -> None:
+    bed.start(), bed.call(1)
+    bed.rounds(bed.joined)
+    for line in (b"{}\n", b"x\n", b'{"hello": 2, "token": "wrong"}\n{}\n', b""):
+        with socket.create_connection(("127.0.0.1", bed.port), timeout=5) as stranger:
+            stranger.sendall(line)
+        assert not bed.rounds(at_most_s=0.1)
+    bed.call(2)
+    assert not bed.rounds(bed.joined) and bed.joined()
+
+
+def test_a_rank_that_calls_late_is_taken_in(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_ends, "JOIN_TIMEOUT_S", 0.1)
+    bed.start(), bed.call(1)
+    bed.rounds(lambda: bed.warnings)
+    assert bed.center.judge.is_blind
+    bed.call(2)
+    assert not bed.rounds(at_most_s=0.6) and bed.joined() and not bed.center.judge.is_blind
+
+
+def test_a_rank_that_is_not_taken_in_is_not_watched_and_lives(bed: Bed) -> None:
+    bed.start()
+    refused = bed.call(1, token="wrong")
+    assert not bed.rounds(at_most_s=0.6)
+    assert refused._line.closed and refused.judge.peers[0].unwatched
+
+
+def test_a_rank_that_watches_no_longer_ends_nobody(bed: Bed) -> None:
+    bed.start(heartbeat_s=1.0, hang_s=0.3), bed.call(1, heartbeat_s=1.0), bed.call(2, heartbeat_s=1.0)
+    bed.rounds(bed.joined)
+    gone = bed.outposts.pop(2)
+    gone.abandon()
+    assert not bed.rounds(at_most_s=1.5), "neither its silence nor a hang that it may know better about"
+    gone.close()
+    assert not bed.rounds(at_most_s=0.3), "its end neither"
+
+
+def test_a_long_error_is_cut_and_no_death(bed: Bed) -> None:
+    bed.start(), bed.call(1), bed.call(2)
+    bed.rounds(bed.joined)
+    threading.Thread(
+        target=bed.outposts[2].fail, args=("in preflight: " + "x" * 200_000,), kwargs={"exit_code": 5}
+    ).start()
+    bed.rounds(lambda: bed.center.judge.peers[2].failure)
+    bed.outposts.pop(2).close()
+    assert "rank 2 on node2 failed in preflight: xxx" in bed.rounds()[0].cause
+
+
+def test_strangers_without_end_take_neither_a_core_nor_the_place_of_a_rank(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_ends, "MOST_UNKNOWN", 8)
+    bed.start()
+    idle = [socket.create_connection(("127.0.0.1", bed.port), timeout=5) for _ in range(30)]
+    bed.rounds(at_most_s=0.3)
+    before, rounds = time.process_time(), 0
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        bed.center.poll(0.1)
+        rounds += 1
+    assert rounds < 20 and time.process_time() - before < 0.3
+    bed.call(1)
+    assert not bed.rounds(bed.joined) and bed.joined()
+    for stranger in idle:
+        stranger.close()
+
+
+def test_one_host_is_listened_to_on_its_address_alone(tmp_path: Path) -> None:
+    board, settings = Board(), Settings(0, 2, "here", 30, 600, tmp_path)
+    center = hub.open_hub(settings, board=board, address="127.0.0.1", one_host=True, warn=print)
+    hub.close_hub()
+    assert center is not None and center._listener.getsockname()[0] == "127.0.0.1"
+    center.close()
+
+
 class Board:
     """What the store of the process group does."""
 

@@ -100,6 +100,40 @@ def test_a_rank_that_said_goodbye_may_go() -> None:
     assert one.verdict() is None
 
 
+def test_a_rank_that_never_comes_out_of_its_end_is_ended() -> None:
+    one = judge(2)
+    for rank in range(2):
+        one.beat(rank, phase="end", step=12, progress=60)
+    one.goodbye(1)
+    one.advance(4 * 600 - 1)
+    assert not one.hangs()
+    one.advance(2)
+    assert one.hangs()
+
+
+def test_what_a_rank_still_writes_after_the_last_step_is_no_early_end() -> None:
+    one = judge(2)
+    one.beat(0, phase="metrics", step=12, progress=60)
+    one.goodbye(1)
+    one.advance(500)
+    assert one.verdict() is None
+    one.advance(101)
+    assert one.verdict() is not None
+
+
+def test_a_loss_at_the_end_is_no_death() -> None:
+    one = judge(2)
+    one.beat(1, phase="end", step=12, progress=60)
+    one.lose(1)
+    assert one.verdict() is None
+
+
+def test_of_several_deaths_the_first_is_named() -> None:
+    one = judge()
+    one.lose(3), one.lose(1)
+    assert one.verdict().rank == 3
+
+
 def test_an_end_while_others_go_on_is_noticed() -> None:
     one = judge()
     one.goodbye(1)

@@ -46,7 +46,7 @@ def test_a_side_that_reads_nothing_blocks_nobody(pair) -> None:
     line, _ = pair
     for _ in range(2 * MAX_UNSENT_BYTES // 10_000 + 100):
         line.send({"text": "x" * 10_000})
-    assert line.closed
+    assert not line.closed and len(line._unsent) <= MAX_UNSENT_BYTES + 10_100
 
 
 def test_a_reset_is_an_end(pair) -> None:
