@@ -155,7 +155,7 @@ def load(engine: DeepSpeedEngine, path: Path) -> TrainState:
     if fault is not None:
         raise CheckpointError(f"checkpoint {path} cannot be used: {fault}")
     manifest = read_manifest(path)
-    _check_fit(manifest, engine, path)
+    _check_fit(engine, path)
     state = read_train_state(path)
     loaded, _ = engine.load_checkpoint(str(path), tag=ENGINE_TAG)
     problem = None
@@ -218,14 +218,8 @@ def _unrecorded(root: Path, known: Mapping[str, FileRecord]) -> dict[str, FileRe
     return {name: checksum_file(root / name) for name in names if name not in known and name != MANIFEST}
 
 
-def _check_fit(manifest: Mapping[str, Any], engine: DeepSpeedEngine, path: Path) -> None:
-    here = {
-        "world_size": rank_and_size()[1],
-        "stage": engine.zero_optimization_stage(),
-        "precision": engine_precision(engine),
-    }
-    words = {"world_size": "ranks", "stage": "ZeRO stage", "precision": "precision"}
-    differing = [f"{words[key]} {manifest[key]} there, {here[key]} here" for key in here if manifest[key] != here[key]]
+def _check_fit(engine: DeepSpeedEngine, path: Path) -> None:
+    """Refuse a checkpoint of another model, or of another layout. Raises CheckpointError."""
     there, ours = _geometry(read_model_config(path)), _geometry(model_config(engine.module))
     if there.pop(logit_bias.CONFIG_KEY, None) is not None:
         there["bias of the sigmoid objective"] = "learned"
@@ -239,13 +233,43 @@ def _check_fit(manifest: Mapping[str, Any], engine: DeepSpeedEngine, path: Path)
     if other:
         details = "; ".join(f"{key} {there.get(key, '-')} there, {ours.get(key, '-')} here" for key in other)
         raise CheckpointError(f"checkpoint {path} is of another model ({details}): give the one that it was saved from")
-    if differing:
-        run = path.parent.parent
-        raise CheckpointError(
-            f"checkpoint {path} does not fit this run ({'; '.join(differing)}), and its optimizer state cannot be "
-            "converted. Train with the same ranks, stage and precision, or take only its weights into a new run: "
-            f"`clap-zero export {run} DIR`, then `--model.pretrained DIR` with another --run_dir"
-        )
+    check_layout(
+        path,
+        world_size=rank_and_size()[1],
+        stage=engine.zero_optimization_stage(),
+        precision=engine_precision(engine),
+    )
+
+
+def check_layout(path: Path, *, world_size: int, stage: int, precision: str) -> None:
+    """Refuse a checkpoint whose optimizer state is laid out for other ranks, another ZeRO stage or precision.
+
+    Args:
+        path: A complete checkpoint.
+        world_size: Ranks of this run.
+        stage: Its ZeRO stage.
+        precision: Its weights in forward and backward: fp32, bf16 or fp16.
+
+    Raises:
+        CheckpointError: It does not fit.
+    """
+    manifest = read_manifest(path)
+    words = {
+        "world_size": ("ranks", world_size),
+        "stage": ("ZeRO stage", stage),
+        "precision": ("precision", precision),
+    }
+    differing = [
+        f"{word} {manifest[key]} there, {here} here" for key, (word, here) in words.items() if manifest[key] != here
+    ]
+    if not differing:
+        return
+    run = path.parent.parent
+    raise CheckpointError(
+        f"checkpoint {path} does not fit this run ({'; '.join(differing)}), and its optimizer state cannot be "
+        "converted. Train with the same ranks, stage and precision, or take only its weights into a new run: "
+        f"`clap-zero export {run} DIR`, then `--model.pretrained DIR` with another --run_dir"
+    )
 
 
 def _geometry(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -39,6 +39,9 @@ STOP_GRACE_S = 30.0
 LONGEST_STOP_S = 2400.0
 """How long it may go on in all, where `distributed.hang_timeout_s` says nothing."""
 
+SAME_INTERRUPT_S = 1.0
+"""Two SIGINTs within so long are one Ctrl-C: a terminal sends it to all, and a launcher hands it on."""
+
 LEAVE_AFTER_S = 1.0
 """How long a rank may still find an error of its own after the verdict: its own message says more."""
 
@@ -55,6 +58,7 @@ class Watchdog:
         """
         self._signal: str | None = None
         self._signal_time = self._stop_time = 0.0
+        self._interrupted: float | None = None
         self._stop_progress = -1
         self._longest_stop_s = LONGEST_STOP_S
         self._ancestors = _launcher_ancestors(parent) if was_launched() else []
@@ -192,7 +196,12 @@ class Watchdog:
             name = signal.Signals(number).name
             if self._signal is None:
                 self._signal, self._signal_time = name, time.monotonic()
-            elif number == signal.SIGINT:
+            if number != signal.SIGINT:
+                continue
+            # One Ctrl-C is often two signals: the terminal's own, and what a launcher makes of it, in any order.
+            now, before = time.monotonic(), self._interrupted
+            self._interrupted = now if before is None else before
+            if before is not None and now > before + SAME_INTERRUPT_S:
                 _leave(f"a second {name} ends this rank at once; the last complete checkpoint is intact")
 
 

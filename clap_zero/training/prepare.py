@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from clap_zero.checkpoint.state import check_layout
 from clap_zero.checkpoint.store import CheckpointStore
 from clap_zero.config.deepspeed import Machine, ResolvedDeepSpeed, load_ds_json, resolve
 from clap_zero.config.load import CommandLine, dump_run_config
@@ -173,12 +174,15 @@ def _settle(
     run = resolved.run
     plan = make_plan(resolved, train)
     data = {name: _summary(index) for name, index in (("train", train), ("val", val)) if index is not None}
+    resume_from = _checkpoint_to_load(run, CheckpointStore(directory.checkpoints_path))
+    if resume_from is not None:
+        # Before the configurations are compared: other ranks change numbers there that nobody set.
+        check_layout(resume_from, world_size=world.size, stage=resolved.stage, precision=resolved.precision)
     directory.check_unchanged(run=run.model_dump(mode="json"), ds=resolved.config, data=data, force=run.force)
     finished = directory.finished_step()
     if finished is not None and finished >= plan.max_steps:
         print(f"{directory.path} is already complete: {finished} steps. Give another --run_dir for a new run")
         return None
-    resume_from = _checkpoint_to_load(run, CheckpointStore(directory.checkpoints_path))
     private = holds_secrets(run.model_dump(mode="json"))
     directory.record(run=dump_run_config(run), ds=resolved.config, data=data, private=private)
     settled = Settled(run, resolved, train, val, plan, directory.next_attempt(), resume_from)

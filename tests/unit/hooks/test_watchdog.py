@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from clap_zero.hooks.watchdog import SAME_INTERRUPT_S
+
 # A main thread that sits in C and never returns to Python, as one that waits in a collective does.
 STUCK = """
 import os, sys, threading, time
@@ -85,10 +87,27 @@ def test_a_second_interrupt_ends_the_process_at_once() -> None:
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "asked SIGINT\n"
+    time.sleep(SAME_INTERRUPT_S + 0.2)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=10)
     assert process.returncode == 5
     assert "second SIGINT" in stderr
+
+
+def test_one_interrupt_that_a_launcher_hands_on_is_no_second_one() -> None:
+    """Ctrl-C on `deepspeed`: SIGINT from the terminal and SIGTERM from launch.py come together, in any order."""
+    process = start(STUCK)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGSTOP)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process.send_signal(number)
+    process.send_signal(signal.SIGCONT)
+    assert process.stdout.readline().startswith("asked ")
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(2)
+    process.kill()
+    process.communicate()
 
 
 def test_a_rank_ends_when_its_launcher_was_killed() -> None:
