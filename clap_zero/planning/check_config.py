@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from clap_zero.config.data import DataSection
 from clap_zero.config.deepspeed import Machine, ResolvedDeepSpeed, load_ds_json, resolve
-from clap_zero.config.flags import take_own
 from clap_zero.config.load import CommandLine, parse_command_line
 from clap_zero.config.objective import told_objective
+from clap_zero.config.own_flags import take_own
 from clap_zero.config.preset import load_preset
 from clap_zero.errors import ConfigError
 from clap_zero.planning.memory import estimate_memory, told_accuracy

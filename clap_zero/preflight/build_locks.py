@@ -1,7 +1,8 @@
 """Locks that a killed compilation of DeepSpeed's kernels left: every later start would wait for them for ever.
 
 To most versions of torch a file `lock` that is there is held. Such a file is removed when no process here has it open
-and nothing around it moved for ten minutes. Newer ones ask the kernel who holds it: a file left over does no harm.
+and nothing around it moved for ten minutes; on a disk that other machines may use, whose processes do not show here,
+it is told after an hour, and stays. Newer versions ask the kernel who holds it: a file left over does no harm.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import fcntl
 import importlib.metadata
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from pathlib import Path
 from clap_zero.preflight.findings import Finding
 
 STALE_AFTER_S = 600.0
+SHARED_STALE_AFTER_S = 3600.0
 _LOCK = "lock"
 
 
@@ -38,28 +41,44 @@ def torch_asks_the_kernel() -> bool:
         return False
 
 
-def clear_stale_locks(root: Path, *, kernel_locks: bool, now: float | None = None) -> Iterator[Finding]:
+def clear_stale_locks(root: Path, *, kernel_locks: bool, shared: bool) -> Iterator[Finding]:
     """Removes what is stale, and tells it; a lock that looks alive stays.
 
     Args:
         root: TORCH_EXTENSIONS_DIR, or torch's default for it.
         kernel_locks: A file that nobody holds does no harm, see `torch_asks_the_kernel`.
-        now: seconds since the epoch.
+        shared: Other machines may compile there.
     """
-    now = time.time() if now is None else now
-    for path in find_locks(root):
+    locks = find_locks(root)
+    now = clock_of(root) if locks else 0.0
+    for path in locks:
         age_s = _age_s(path, now)
-        if age_s < STALE_AFTER_S:
+        if age_s < (SHARED_STALE_AFTER_S if shared else STALE_AFTER_S):
             continue
         try:
-            removed = _remove(path, kernel_locks=kernel_locks)
+            stale = _is_stale(path, kernel_locks=kernel_locks, remove=not shared)
         except FileNotFoundError:
             continue  # another rank was quicker
         except OSError as error:
             yield Finding("warning", f"the build lock {path} is {age_s / 60:.0f} min old, but: {error.strerror}; rm it")
             continue
-        if removed:
+        if stale and shared:
+            text = f"the build lock {path} is {age_s / 60:.0f} min old: if no machine compiles there, rm it"
+            yield Finding("warning", text)
+        elif stale:
             yield Finding("told", f"removed the build lock {path}: {age_s / 60:.0f} min old, and no process holds it")
+
+
+def clock_of(directory: Path) -> float:
+    """Seconds since the epoch by the clock that dates files there: a file server has its own."""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(b"x")
+            file.flush()
+            os.fsync(file.fileno())
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return time.time()
 
 
 def _age_s(path: Path, now: float) -> float:
@@ -71,8 +90,8 @@ def _age_s(path: Path, now: float) -> float:
     return now - max(times)
 
 
-def _remove(path: Path, *, kernel_locks: bool) -> bool:
-    """Removes the file unless somebody holds it, or it does no harm. Raises OSError."""
+def _is_stale(path: Path, *, kernel_locks: bool, remove: bool) -> bool:
+    """Whether nobody holds the file and it does harm; then it may be removed at once. Raises OSError."""
     if _is_open_somewhere(path):
         return False
     descriptor = os.open(path, os.O_RDWR)
@@ -85,7 +104,8 @@ def _remove(path: Path, *, kernel_locks: bool) -> bool:
             kernel_locks = False
         if kernel_locks:
             return False
-        path.unlink()
+        if remove:
+            path.unlink()
         return True
     finally:
         os.close(descriptor)

@@ -12,21 +12,23 @@ MAX_SKEW_S = 2.0
 """Clocks farther apart spoil what is told by time: logs of several nodes, files' ages, certificates."""
 
 
-def compare(named: Sequence[tuple[str, Facts]]) -> Iterator[Finding]:
-    """Every machine against the first.
+Named = Sequence[tuple[str, Facts]]
+"""What to call a machine, and its facts; several ranks of one machine are several entries."""
+
+
+def compare(named: Named, *, computing: Named | None = None) -> Iterator[Finding]:
+    """Every machine against the first, and its GPUs against the first that has some.
 
     Args:
-        named: What to call a machine, and its facts; several ranks of one machine are several entries.
+        named: All machines.
+        computing: Those on which ranks shall run; None: all. A head node need not have GPUs.
     """
-    if not named:
-        return
-    reference_name, reference = named[0]
     seen: set[str] = set()
-    for name, facts in named[1:]:
-        for finding in _differences(name, facts, reference_name, reference):
-            if str(finding) not in seen:
-                seen.add(str(finding))
-                yield finding
+    found = [one for name, facts in named[1:] for one in _differences(name, facts, *named[0])]
+    for finding in [*found, *_other_gpus(named if computing is None else computing)]:
+        if str(finding) not in seen:
+            seen.add(str(finding))
+            yield finding
 
 
 def _differences(name: str, facts: Facts, reference_name: str, reference: Facts) -> Iterator[Finding]:
@@ -48,10 +50,15 @@ def _differences(name: str, facts: Facts, reference_name: str, reference: Facts)
         yield differs("the code of clap_zero", there, expected, advice=advice)
     elif facts.commit != reference.commit:
         yield differs("the commit", facts.commit or "unknown", reference.commit or "unknown", level="warning")
-    kinds = [sorted({str(gpu.get("name")) for gpu in one.gpus}) for one in (facts, reference)]
-    if kinds[0] != kinds[1]:
-        there, expected = (", ".join(kind) or "none" for kind in kinds)
-        yield differs("its kind of GPU", there, expected, level="error" if "" in map("".join, kinds) else "warning")
+
+
+def _other_gpus(named: Named) -> Iterator[Finding]:
+    kinds = [(name, ", ".join(sorted({str(gpu.get("name")) for gpu in facts.gpus}))) for name, facts in named]
+    reference, expected = next(((name, kind) for name, kind in kinds if kind), ("", ""))
+    for name, kind in kinds:
+        if kind != expected:
+            text = f"its kind of GPU is {kind or 'none'}, expected {expected} as on {reference}"
+            yield Finding("warning" if kind else "error", text, name)
 
 
 def clock_skew(named: Sequence[tuple[str, float]]) -> Iterator[Finding]:

@@ -6,20 +6,22 @@ import contextlib
 import secrets
 import shlex
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from clap_zero.config.own_flags import take_own
 from clap_zero.errors import ConfigError, LaunchError
 from clap_zero.launching.hostfile import HostSlots, read_hostfile
+from clap_zero.launching.hosts import address_towards, is_this_machine
 from clap_zero.preflight.compare import clock_skew, compare
 from clap_zero.preflight.findings import Finding, errors_of, notes_of
 from clap_zero.preflight.machine import Facts, launcher_environment, python_path, ssh_command
 from clap_zero.preflight.node import Request, examine
 from clap_zero.preflight.remote import NodeReport, Way, ask_nodes
 from clap_zero.preflight.space import free_bytes, leave_mark, nearest_directory, told_bytes
+from clap_zero.preflight.start import start_ranks
 from clap_zero.preflight.table import table
 from clap_zero.preflight.versions import missing_packages
 
@@ -34,13 +36,13 @@ With the flags of `train` it looks at that run's directory and data.
   --ranks N          ranks to start on this machine, 0: none; unit count, default: one a GPU, at least 2. With
                      --hostfile the file's slots count; 0 leaves them out
   --ssh COMMAND      program and options to reach the hosts; unit -, default: $CLAP_ZERO_SSH, else ssh
-  --master_addr A    address at which the ranks will meet; unit -, default: this machine's first
-  --master_port P    port at which they will meet; unit -, default 29500
+  --master_addr A    address at which the ranks will meet; unit -, default: the launcher finds one
+  --master_port P    port at which they will meet; unit -, default 29500 with --hostfile, else a free one
 """
 
-_OWN = {"hostfile": "", "ranks": "", "ssh": "", "master_addr": "", "master_port": "29500"}
+_OWN = {"hostfile": "", "ranks": "", "ssh": "", "master_addr": "", "master_port": ""}
+_DEFAULT_PORT = 29500
 _RANKS_MODULE = "clap_zero.preflight.ranks"
-_RANKS_WAIT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,8 @@ class Asked:
         hostfile: Its path.
         num_ranks: Ranks to start; None: as many as fit.
         ssh: Program and options.
-        master_addr: Empty: this machine's first address.
-        master_port: At the first host.
+        master_addr: Empty: the launcher finds one.
+        master_port: At the first host; 0: any that is free.
         directory: Where the run's files shall go.
         files: Shards and their sizes in bytes.
     """
@@ -82,7 +84,8 @@ def run(argv: Sequence[str]) -> int:
         print(HELP, end="")
         return 0
     asked = _read(argv)
-    here = examine(Request(str(asked.directory), files=asked.files, port=0 if asked.hosts else asked.master_port))
+    port = 0 if asked.hosts else asked.master_port
+    here = examine(Request(str(asked.directory), files=asked.files, port=port, computes=not asked.hosts))
     facts = Facts.from_dict(here.facts)
     own = (*here.findings, *missing_packages(facts.versions))
     reports = [NodeReport(f"{facts.host} (here)", facts, own)]
@@ -95,13 +98,13 @@ def run(argv: Sequence[str]) -> int:
     if asked.num_ranks != 0:
         first = (reports[1].facts if asked.hosts else None) or facts
         words = _remote_command(asked, first) if asked.hosts else _local_command(asked, facts)
-        _start_ranks(words, launcher_environment(asked.ssh))
+        start_ranks(words, launcher_environment(asked.ssh))
     print("nothing that would spoil a run was found")
     return 0
 
 
 def _read(argv: Sequence[str]) -> Asked:
-    own, rest = _split(argv)
+    own, rest = take_own(argv, _OWN)
     directory, files = Path("runs"), {}
     if rest:
         from clap_zero.config.load import parse_command_line
@@ -127,47 +130,57 @@ def _read(argv: Sequence[str]) -> Asked:
         num_ranks=int(own["ranks"]) if own["ranks"] else None,
         ssh=ssh or ("ssh",),
         master_addr=own["master_addr"],
-        master_port=int(own["master_port"]),
+        master_port=int(own["master_port"] or (_DEFAULT_PORT if own["hostfile"] else 0)),
         directory=nearest_directory(directory),
         files=files,
     )
 
 
-def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Takes the doctor's own flags out of a command line that is otherwise that of `train`."""
-    own, rest, tokens = dict(_OWN), [], iter(argv)
-    for token in tokens:
-        name, equals, value = token.removeprefix("--").partition("=")
-        key = name.replace("-", "_")
-        if not token.startswith("--") or key not in own:
-            rest.append(token)
-            continue
-        following = value if equals else next(tokens, None)
-        if following is None:
-            raise ConfigError(f"{token} needs a value (clap-zero doctor --help)")
-        own[key] = following
-    return own, rest
-
-
 def _ask_all(asked: Asked, facts: Facts) -> list[NodeReport]:
     way = Way(asked.ssh, sys.executable, str(Path.cwd()), python_path())
-    address = asked.master_addr or next(iter(facts.addresses), "")
     with _listening(len(asked.hosts)) as port, _marked(asked.directory) as token:
-        request = Request(str(asked.directory), token=token, contact=(address, port) if address else None)
-        requests = [
-            (
-                entry.host,
-                replace(request, files=asked.files, slots=entry.slots, port=0 if number else asked.master_port),
+        requests = []
+        for number, entry in enumerate(asked.hosts):
+            address = contact_address(asked.hosts, entry.host, master_addr=asked.master_addr)
+            request = Request(
+                str(asked.directory),
+                token=token,
+                contact=(address, port) if address else None,
+                port=0 if number else asked.master_port,
+                files=asked.files,
+                slots=entry.slots,
             )
-            for number, entry in enumerate(asked.hosts)
-        ]
+            requests.append((entry.host, request))
         return ask_nodes(requests, way=way, expected=facts)
+
+
+def contact_address(hosts: Sequence[HostSlots], host: str, *, master_addr: str) -> str | None:
+    """The address of this machine that a host has to reach; None where no run needs that.
+
+    The ranks meet on the first host. Where that is another machine than this one, only the ranks can show whether they
+    reach each other.
+
+    Args:
+        hosts: Of the hostfile.
+        host: One of them.
+        master_addr: Where the user has the ranks meet; empty: not said.
+    """
+    if not is_this_machine(hosts[0].host):
+        return None
+    return master_addr or address_towards(host)
 
 
 @contextlib.contextmanager
 def _listening(num_hosts: int) -> Iterator[int]:
     """A port that the nodes try to reach; the kernel takes the calls, nobody has to answer."""
-    with socket.create_server(("", 0), backlog=2 * num_hosts + 8) as server:
+    backlog = 2 * num_hosts + 8
+    try:
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        server = socket.create_server(("", 0), family=family, backlog=backlog, dualstack_ipv6=both)
+    except OSError:  # IPv6 is there and switched off
+        server = socket.create_server(("", 0), backlog=backlog)
+    with server:
         yield server.getsockname()[1]
 
 
@@ -190,7 +203,12 @@ def _judge(reports: Sequence[NodeReport]) -> list[Finding]:
     """What the nodes said of themselves, and in what they differ from this machine."""
     answered = [(report.host, report.facts) for report in reports if report.facts is not None]
     found = [replace(one, host=report.host) for report in reports for one in report.findings]
-    found += compare(answered)
+    # The machine that only starts the ranks has a say in versions and code, not in GPUs.
+    ranks_on = answered[1:] if len(reports) > 1 else answered
+    found += compare(answered, computing=ranks_on)
+    if len(reports) > 1 and ranks_on and not any(facts.gpus for _, facts in ranks_on):
+        text = "nvidia-smi shows no GPU on any host of the file: its ranks, one a slot, will compute on CPUs"
+        found.append(Finding("warning", text))
     found += clock_skew([(report.host, report.ahead_s) for report in reports if report.facts is not None])
     # A machine that is in the hostfile says of itself what was seen here already.
     here = {one.text for one in reports[0].findings}
@@ -224,8 +242,14 @@ def _remote_command(asked: Asked, first: Facts) -> list[str]:
     """One rank a slot on all hosts, as a training would start them."""
     program = str(Path(sys.executable).with_name("deepspeed"))
     words = [program, "--hostfile", asked.hostfile, "--force_multi", "--master_port", str(asked.master_port)]
-    # The launcher would ask for the address with the plain ssh; here it is known, from ssh as the user gave it.
-    address = asked.master_addr or next(iter(first.addresses), "")
+    address = asked.master_addr
+    if (
+        not address
+        and len(asked.ssh) > 1
+        and not any(contact_address(asked.hosts, entry.host, master_addr="") for entry in asked.hosts[1:2])
+    ):
+        # The launcher would ask the first host with the plain ssh; here it is known, from ssh as the user gave it.
+        address = next(iter(first.addresses), "")
     words += ["--master_addr", address] if address else []
     words += ["--no_ssh_check"] if len(asked.ssh) > 1 else []
     return [*words, "--module", _RANKS_MODULE]
@@ -238,20 +262,3 @@ def _local_command(asked: Asked, facts: Facts) -> list[str]:
         raise ConfigError(f"--ranks {count}: only {len(facts.gpus)} GPUs are here")
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
     return [*words, "-m", _RANKS_MODULE]
-
-
-def _start_ranks(words: list[str], environment: dict[str, str]) -> None:
-    """Starts ranks that compare themselves and send known numbers; their table goes to this output.
-
-    Raises:
-        LaunchError: They did not come together, or saw something wrong; their own lines stand above.
-    """
-    print(f"starting ranks: {shlex.join(words)}", flush=True)
-    try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, timeout=_RANKS_WAIT_S, check=False, env=environment)
-    except subprocess.TimeoutExpired:
-        raise LaunchError(f"the ranks did not end within {_RANKS_WAIT_S:.0f} s: they cannot reach each other") from None
-    except OSError as error:
-        raise LaunchError(f"{words[0]} cannot be started: {error.strerror or error}") from error
-    if done.returncode != 0:
-        raise LaunchError(f"the ranks ended with {done.returncode}; what they saw stands above")

@@ -21,7 +21,7 @@ from clap_zero.preflight.build_locks import clear_stale_locks, torch_asks_the_ke
 from clap_zero.preflight.code import code_hash, commit
 from clap_zero.preflight.findings import Finding
 from clap_zero.preflight.gpus import Gpu
-from clap_zero.preflight.space import check_directory
+from clap_zero.preflight.space import check_temporary_directory, may_be_shared
 from clap_zero.preflight.versions import installed_versions, python_version
 
 ENOUGH_FILES = 4096
@@ -135,21 +135,21 @@ def check_limits() -> Iterator[Finding]:
 
 def check_temporary() -> Iterator[Finding]:
     """The directory for the passing files of compilers, loaders and libraries: TMPDIR, or what Python takes."""
-    what = "the directory for temporary files"
     named = os.environ.get("TMPDIR")
     # Python passes over a TMPDIR that is full, without a word; others do not.
     if named and Path(named).is_dir():
-        yield from check_directory(Path(named), what=what, warn=False)
+        yield from check_temporary_directory(Path(named))
         return
     try:
-        yield from check_directory(Path(tempfile.gettempdir()), what=what, warn=False)
+        yield from check_temporary_directory(Path(tempfile.gettempdir()))
     except FileNotFoundError as error:
-        yield Finding("error", f"{what} cannot be written: {error.strerror or error}")
+        yield Finding("error", f"no directory for temporary files can be written: {error.strerror or error}")
 
 
 def check_build_locks() -> Iterator[Finding]:
     """Removes the locks that killed compilations left here."""
-    yield from clear_stale_locks(extensions_directory(), kernel_locks=torch_asks_the_kernel())
+    root = extensions_directory()
+    yield from clear_stale_locks(root, kernel_locks=torch_asks_the_kernel(), shared=may_be_shared(root))
 
 
 def _memory_bytes() -> int:

@@ -41,6 +41,7 @@ class Request:
         port: Port that has to be free here; 0: none.
         files: Shards and their sizes in bytes, as that machine sees them.
         slots: Ranks that shall run here; 0: not known.
+        computes: Whether ranks shall run here at all; on a head node that only starts them GPUs do not matter.
     """
 
     directory: str
@@ -49,6 +50,7 @@ class Request:
     port: int = 0
     files: dict[str, int] = field(default_factory=dict)
     slots: int = 0
+    computes: bool = True
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,10 @@ def examine(request: Request) -> Answer:
     """All checks that a machine can make by itself."""
     gpus, findings = find_gpus(visible_devices())
     facts = facts_here(gpus)
-    findings += [*known_bad(facts.versions), *check_gpus(gpus), *_check_slots(request.slots, len(gpus))]
-    findings += [*check_limits(), *check_shared_memory(), *check_build_locks()]
+    findings += [*check_gpus(gpus), *_check_slots(request.slots, len(gpus)), *check_limits(), *check_shared_memory()]
+    if not request.computes:
+        findings = []
+    findings += [*known_bad(facts.versions), *check_build_locks()]
     findings += [*_check_run_directory(request), *check_files(request.files)]
     findings += [*check_temporary(), *_check_port(request.port), *_check_contact(request.contact)]
     return Answer(facts.as_dict(), findings)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from clap_zero.data.index import ShardIndex
@@ -99,17 +101,32 @@ def raise_together(lines: Sequence[str], world: World, *, kind: type[ClapZeroErr
 
 
 def _check_directory(directory: Path, token: str, *, is_main: bool) -> list[Finding]:
-    if not directory.is_dir():
+    deadline = time.monotonic() + SEES_WITHIN_S
+    # A directory that was looked for before it was made may be missing for a while on a network file system.
+    if not _comes(lambda: _is_listed(directory), deadline):
         return [_not_shared(directory)]
     found = list(check_directory(directory, what="the run directory", warn=is_main))
-    if any(finding.level == "error" for finding in found):
+    if any(finding.level == "error" for finding in found) or _comes(lambda: sees_mark(directory, token), deadline):
         return found
-    deadline = time.monotonic() + SEES_WITHIN_S
-    while not sees_mark(directory, token):
+    return [*found, _not_shared(directory)]
+
+
+def _comes(condition: Callable[[], bool], deadline: float) -> bool:
+    """Waits until it holds, or the deadline (of the monotonic clock, in seconds) has passed."""
+    while not condition():
         if time.monotonic() > deadline:
-            return [*found, _not_shared(directory)]
+            return False
         time.sleep(0.1)
-    return found
+    return True
+
+
+def _is_listed(directory: Path) -> bool:
+    """Whether it is there. Listing what is above refreshes what a network file system knows."""
+    if directory.is_dir():
+        return True
+    with contextlib.suppress(OSError):
+        os.listdir(directory.parent)  # noqa: PTH208
+    return directory.is_dir()
 
 
 def _not_shared(directory: Path) -> Finding:

@@ -16,7 +16,12 @@ LEAST_FREE_BYTES = 100_000_000
 LOW_FREE_BYTES = 5_000_000_000
 """Below it a warning: one checkpoint of the default model with its optimizer takes 2 GB, and two are kept."""
 SMALL_SHM_BYTES = 1_000_000_000
+LEAST_TEMPORARY_BYTES = 4_000_000
+"""Containers may have no more than a small disk in memory for temporary files: below it an error, else a warning."""
 PROBE_BYTES = 1 << 20
+_OWN_FILE_SYSTEMS = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "f2fs", "bcachefs", "jfs"}
+)
 MARK = ".clap_zero-nonce-"
 """Name of the file in which the first rank, or the doctor, leaves its token for the others."""
 
@@ -78,6 +83,36 @@ def check_directory(directory: Path, *, what: str, warn: bool = True) -> Iterato
         yield Finding(
             "warning", f"{what} {directory} has little room{left}; checkpoints of the default model take 2 GB each"
         )
+
+
+def check_temporary_directory(directory: Path) -> Iterator[Finding]:
+    """As `check_directory`, for files that soon pass: a run needs next to nothing there."""
+    what = "the directory for temporary files"
+    free, fault = free_bytes(directory), write_fault(directory)
+    left = "" if free is None else f", {told_bytes(free)} free"
+    if fault is not None:
+        yield Finding("error", f"{what} {directory} cannot be written: {fault}{left} (TMPDIR names another)")
+    elif free is not None and free < LEAST_FREE_BYTES:
+        full = free < LEAST_TEMPORARY_BYTES
+        yield Finding(
+            "error" if full else "warning",
+            f"{what} {directory} {'is full' if full else 'has little room'}{left} (TMPDIR names another)",
+        )
+
+
+def may_be_shared(path: Path) -> bool:
+    """Whether other machines may write there: its file system is none of those that one machine has for itself."""
+    place = Path(os.path.realpath(path))
+    best, kind = "", ""
+    try:
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            before, _, after = line.partition(" - ")
+            point = before.split()[4].replace("\\040", " ")
+            if place.is_relative_to(point) and len(point) >= len(best):
+                best, kind = point, after.split()[0]
+    except (OSError, IndexError):
+        return True
+    return kind not in _OWN_FILE_SYSTEMS
 
 
 def check_shared_memory(path: Path = Path("/dev/shm")) -> Iterator[Finding]:

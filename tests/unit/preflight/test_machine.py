@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -14,11 +15,10 @@ from pathlib import Path
 import pytest
 
 from clap_zero.preflight import machine, space
-from clap_zero.preflight.build_locks import STALE_AFTER_S, clear_stale_locks
+from clap_zero.preflight.build_locks import STALE_AFTER_S, clear_stale_locks, clock_of
 from clap_zero.preflight.code import code_hash, commit
 from clap_zero.preflight.compare import clock_skew, compare
-from clap_zero.preflight.gpus import check_gpus, read_table
-from clap_zero.preflight.machine import facts_here
+from clap_zero.preflight.machine import Facts, facts_here
 from clap_zero.preflight.node import Request, examine
 from clap_zero.preflight.table import ranges, told_rate
 from clap_zero.preflight.versions import installed_versions, known_bad, missing_packages, numbers
@@ -39,7 +39,7 @@ def lock(tmp_path: Path) -> Path:
 
 
 def cleared(lock: Path, *, kernel_locks: bool = False) -> list[str]:
-    return [str(one) for one in clear_stale_locks(lock.parents[2], kernel_locks=kernel_locks)]
+    return [str(one) for one in clear_stale_locks(lock.parents[2], kernel_locks=kernel_locks, shared=False)]
 
 
 def test_a_stale_build_lock_is_removed_and_told(lock: Path) -> None:
@@ -56,6 +56,36 @@ def test_a_build_lock_that_another_process_has_open_stays(lock: Path) -> None:
         holder.kill()
     assert lock.exists()
     assert len(cleared(lock)) == 1
+
+
+def test_a_lock_on_a_disk_of_several_machines_is_told_after_an_hour_and_stays(lock: Path) -> None:
+    def told() -> list[str]:
+        return [str(one) for one in clear_stale_locks(lock.parents[2], kernel_locks=False, shared=True)]
+
+    recent = time.time() - STALE_AFTER_S - 60
+    os.utime(lock.parent / "build.ninja", (recent, recent))
+    assert told() == []
+    old = time.time() - 7200
+    for path in lock.parent.iterdir():
+        os.utime(path, (old, old))
+    assert told() == [f"the build lock {lock} is 120 min old: if no machine compiles there, rm it"]
+    assert lock.exists()
+
+
+def test_ages_are_told_by_the_clock_of_the_disk(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's clock may be ahead of the file server's."""
+    monkeypatch.setattr(time, "time", lambda: 4e9)
+    assert abs(clock_of(lock.parent) - lock.stat().st_mtime - 3600) < 60
+    assert not [path for path in lock.parent.iterdir() if path.name not in ("lock", "build.ninja")]
+    assert clock_of(lock.parent / "no") == 4e9
+
+
+def test_disks_of_several_machines_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = "1 0 0:1 / / rw - ext4 /dev/a rw\n2 1 0:2 / /home rw shared:1 - nfs4 server:/home rw\n"
+    mounts += "3 2 0:3 / /home/my\\040disk rw - xfs /dev/b rw\n"
+    monkeypatch.setattr(Path, "read_text", lambda self: mounts)
+    places = ("/var/x", "/home/ann/.cache", "/homes/bob", "/home/my disk/x")
+    assert [space.may_be_shared(Path(place)) for place in places] == [False, True, False, False]
 
 
 def test_a_build_that_still_writes_keeps_its_lock(lock: Path) -> None:
@@ -113,6 +143,7 @@ def test_the_code_is_known_by_its_content(tmp_path: Path) -> None:
     assert len({before, changed, code_hash(tmp_path)}) == 3
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed here")
 def test_the_commit_is_read_as_git_says_it(tmp_path: Path) -> None:
     assert commit(tmp_path) == ""
 
@@ -182,13 +213,30 @@ def test_the_limit_of_open_files_is_raised_and_a_low_one_told() -> None:
     assert line.startswith("a process may open 300 files, 4096 are expected") and raised == "300"
 
 
-def test_gpus_are_read_as_nvidia_smi_tells_them() -> None:
-    text = "0, GPU-aa, NVIDIA H200, 143771, 12, 570.1\n1, GPU-bb, NVIDIA H200, 143771, 90000, 570.1\nNo devices\n"
-    assert [gpu.index for gpu in read_table(text, None)] == [0, 1]
-    assert [gpu.index for gpu in read_table(text, "1")] == [1] == [g.index for g in read_table(text, "GPU-bb")]
-    assert read_table(text, "") == []
-    found = [one.text for one in check_gpus(read_table(text, None))]
-    assert len(found) == 1 and found[0].startswith("GPU 1 is busy: 94 GB of 151 GB are in use")
+def test_a_head_node_needs_no_gpu_and_all_others_are_alike() -> None:
+    """The usual cluster: the machine that starts the ranks is not in the hostfile."""
+    head = replace(facts_here(), versions=GOOD)
+    gpu, other = (replace(head, gpus=[{"name": name}]) for name in ("NVIDIA H200", "NVIDIA L4"))
+
+    def told(*nodes: Facts) -> list[tuple[str, str]]:
+        named = [("head", head), *((f"node{number}", facts) for number, facts in enumerate(nodes))]
+        return [(one.level, str(one)) for one in compare(named, computing=named[1:])]
+
+    assert told(gpu, gpu) == [] == told(head, head)
+    assert told(head, gpu) == [("error", "node0: its kind of GPU is none, expected NVIDIA H200 as on node1")]
+    assert told(gpu, other) == [("warning", "node1: its kind of GPU is NVIDIA L4, expected NVIDIA H200 as on node0")]
+
+
+def test_a_small_disk_for_temporary_files_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers have some 64 MB in memory."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    levels = []
+    for free in (64_000_000, 3_000_000, 10**9):
+        monkeypatch.setattr(space, "free_bytes", lambda path, free=free: free)
+        levels.append([one.level for one in machine.check_temporary()])
+    assert levels == [["warning"], ["error"], []]
+    monkeypatch.setattr(space, "write_fault", lambda path: "No space left on device")
+    assert [one.level for one in machine.check_temporary()] == ["error"]
 
 
 def test_differences_are_told_once_a_host_against_the_first() -> None:

@@ -111,6 +111,17 @@ def test_nodes_that_are_alike_pass(doctor: Doctor) -> None:
     rows = [line.split() for line in out.splitlines()]
     assert [row[0] for row in rows if row and row[0].startswith("node")] == ["node1", "node2"]
     assert "nothing that would spoil a run was found" in out
+    assert "no GPU on any host of the file" in out
+
+
+def test_a_head_node_outside_the_hostfile_needs_no_gpu(doctor: Doctor, tmp_path: Path) -> None:
+    patch = (
+        "import clap_zero.preflight.node as n\nfrom clap_zero.preflight.gpus import Gpu\n"
+        "n.find_gpus = lambda visible: ([Gpu(0, 'NVIDIA H200', 1 << 37, 0, '570')], [])\n"
+    )
+    code, out, errors = doctor("node1", "node2", python=changed(tmp_path, patch))
+    assert (code, errors) == (0, []), out
+    assert "1 x NVIDIA H200" in out and "CPUs" not in out
 
 
 def test_a_node_that_ssh_does_not_reach_is_named(doctor: Doctor) -> None:
