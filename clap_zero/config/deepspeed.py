@@ -129,7 +129,7 @@ def resolve(
     warmup_steps = _warmup_steps(
         run, total_steps=total_steps, explicit=explicit, notes=notes if _warmup_is_ours(config) else []
     )
-    settle_scheduler(config, run, explicit=explicit, warmup_steps=warmup_steps, total_steps=total_steps)
+    settle_scheduler(config, run, explicit=explicit, warmup_steps=warmup_steps, total_steps=total_steps, notes=notes)
     pass_on_defaults(config)
     refuse_autos(list(auto_paths(config)))
     return ResolvedDeepSpeed(

@@ -106,7 +106,13 @@ TORCH_SCHEDULERS = frozenset(
 
 
 def settle_scheduler(
-    ds: dict[str, Any], run: RunConfig, *, explicit: Collection[str], warmup_steps: int, total_steps: int | None
+    ds: dict[str, Any],
+    run: RunConfig,
+    *,
+    explicit: Collection[str],
+    warmup_steps: int,
+    total_steps: int | None,
+    notes: list[str],
 ) -> None:
     """Fills the scheduler of the JSON, if any; DeepSpeed's default of warmup_max_lr would ignore the optimizer's lr."""
     section = ds.get("scheduler")
@@ -147,6 +153,29 @@ def settle_scheduler(
             params[name] = value
     if params["warmup_num_steps"] < 1:
         raise ConfigError(f"{path} is {params['warmup_num_steps']}: DeepSpeed needs 1 or more, write 1 for no warm-up")
+    _check_length(params, kind=kind, total_steps=total_steps, notes=notes)
+
+
+def _check_length(params: Mapping[str, Any], *, kind: str, total_steps: int | None, notes: list[str]) -> None:
+    """A schedule that decays to its end has to fit the run: DeepSpeed trains on at that end without a word.
+
+    Raises:
+        ConfigError: It ends before its warm-up does, so that the rate never rises.
+    """
+    length, path = params.get("total_num_steps"), "scheduler.params.total_num_steps"
+    if not isinstance(length, int):
+        return
+    warmup_steps = params["warmup_num_steps"]
+    if length < warmup_steps:
+        raise ConfigError(
+            f"{path} is {length}, and the warm-up alone (warmup_num_steps) takes {warmup_steps} steps, so that the rate "
+            f'of {kind} would stay 0: lower the warm-up, or give the length of the run ("auto" takes it)'
+        )
+    if total_steps is not None and length != total_steps:
+        when = f"is at its end from step {length} on" if length < total_steps else "does not come to its end"
+        notes.append(
+            f'{path} is {length} and the run has {total_steps} steps: the learning rate {when}; "auto" fits it'
+        )
 
 
 def own(section: dict[str, Any], name: str, *, path: str, value: Any, key: str, explicit: Collection[str]) -> None:

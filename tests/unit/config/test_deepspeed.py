@@ -192,6 +192,24 @@ def test_autos_without_a_rule_are_listed_together() -> None:
     assert "scheduler.params.total_num_steps" in message
 
 
+@pytest.mark.parametrize("length", [0, 10, 99])
+def test_a_decay_that_ends_within_its_warm_up_is_refused(length: int) -> None:
+    params = {"total_num_steps": length, "warmup_num_steps": 100}
+    assert refusal({"scheduler": {"type": "WarmupDecayLR", "params": params}}) == (
+        f"scheduler.params.total_num_steps is {length}, and the warm-up alone (warmup_num_steps) takes 100 steps, so "
+        'that the rate of WarmupDecayLR would stay 0: lower the warm-up, or give the length of the run ("auto" takes it)'
+    )
+
+
+@pytest.mark.parametrize(("length", "told"), [(200, "at its end from step 200 on"), (300, "not come to its end")])
+def test_a_decay_of_another_length_than_the_run_is_told(length: int, told: str) -> None:
+    params = {"total_num_steps": length, "warmup_num_steps": 20}
+    solved = solve({"scheduler": {"type": "WarmupCosineLR", "params": params}})
+    assert any(told in line for line in solved.explanation)
+    fitting = solve({"scheduler": {"type": "WarmupCosineLR", "params": params | {"total_num_steps": 250}}})
+    assert not any("total_num_steps" in line for line in fitting.explanation)
+
+
 def test_auto_passes_where_it_is_deepspeeds_own_word() -> None:
     ds = {"data_types": {"keep_in_fp32_modules": "auto"}, "autotuning": {"fast": "auto"}}
     assert solve(ds).config["data_types"]["keep_in_fp32_modules"] == "auto"
