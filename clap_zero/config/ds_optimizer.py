@@ -168,7 +168,7 @@ def _check_length(params: Mapping[str, Any], *, kind: str, total_steps: int | No
     warmup_steps = params["warmup_num_steps"]
     if length < warmup_steps:
         raise ConfigError(
-            f"{path} is {length}, and the warm-up alone (warmup_num_steps) takes {warmup_steps} steps, so that the rate "
+            f"{path} is {length}, and the warm-up alone (warmup_num_steps) takes {warmup_steps} steps, so the rate "
             f'of {kind} would stay 0: lower the warm-up, or give the length of the run ("auto" takes it)'
         )
     if total_steps is not None and length != total_steps:
