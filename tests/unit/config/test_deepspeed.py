@@ -196,8 +196,8 @@ def test_autos_without_a_rule_are_listed_together() -> None:
 def test_a_decay_that_ends_within_its_warm_up_is_refused(length: int) -> None:
     params = {"total_num_steps": length, "warmup_num_steps": 100}
     assert refusal({"scheduler": {"type": "WarmupDecayLR", "params": params}}) == (
-        f"scheduler.params.total_num_steps is {length}, and the warm-up alone (warmup_num_steps) takes 100 steps, so the "
-        'rate of WarmupDecayLR would stay 0: lower the warm-up, or give the length of the run ("auto" takes it)'
+        f"scheduler.params.total_num_steps is {length}, and the warm-up alone (warmup_num_steps) takes 100 steps, so "
+        'the rate of WarmupDecayLR would stay 0: lower the warm-up, or give the length of the run ("auto" takes it)'
     )
 
 
