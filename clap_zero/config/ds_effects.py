@@ -2,7 +2,7 @@
 
 Read from DeepSpeed 0.19.8's engine, stage_1_and_2.py, stage3.py, swap_tensor/ and activation_checkpointing/. A key that
 states DeepSpeed's own default asks for nothing and passes everywhere; one that asks for something that will not happen
-is refused with the way out. A section that is switched off may hold what it likes.
+is refused with the way out. What a section holds that is switched off is not looked at here.
 """
 
 from __future__ import annotations
@@ -145,6 +145,28 @@ def settle_effects(ds: dict[str, Any]) -> list[str]:
 def of_other_stages(zero: Mapping[str, Any], stage: Any) -> list[str]:
     """Names of the keys that do not act at this stage, whatever they hold."""
     return [name for name in zero if name in ACTING and stage not in ACTING[name].stages]
+
+
+def leave_out_other_stages(ds: dict[str, Any], stage: Any) -> None:
+    """`--ds.zero_optimization.stage N` means the file at another stage: what acts at its own only goes with it.
+
+    Args:
+        ds: the file's dictionary, unchecked; changed in place.
+        stage: the other stage.
+    """
+    zero = ds.get("zero_optimization")
+    if not isinstance(zero, dict) or stage == zero.get("stage"):
+        return
+    gone = of_other_stages(zero, stage)
+    if stage in (0, 1, 2):
+        gone += ["offload_param", "cpu_offload_param"]
+        for key in ("ratio", "super_offload"):
+            isinstance(zero.get("offload_optimizer"), dict) and zero["offload_optimizer"].pop(key, None)
+    if stage == 0:
+        gone += ["offload_optimizer", "cpu_offload"]
+        isinstance(ds.get("data_types"), dict) and ds["data_types"].pop("grad_accum_dtype", None)
+    for name in gone:
+        zero.pop(name, None)
 
 
 def _of_other_stages(zero: dict[str, Any], stage: int) -> Iterator[str]:

@@ -12,10 +12,10 @@ from typing import Any
 
 import hjson
 
-from clap_zero.config.ds_effects import of_other_stages
+from clap_zero.config.ds_effects import leave_out_other_stages
 from clap_zero.config.ds_keys import ANY, BOOL, FLOAT, INT, LIST, OLD_NAMES, REMOVED, STR, all_paths, table_at
 from clap_zero.config.ds_paths import assign, lookup
-from clap_zero.config.values import nearest, shown
+from clap_zero.config.values import is_holdable, nearest, shown, way_out_of
 from clap_zero.errors import ConfigError
 
 PARAMS = ("optimizer.params", "scheduler.params")
@@ -51,6 +51,10 @@ def load_ds_json(path: str, overrides: Mapping[str, Any] | None = None) -> dict[
         raise ConfigError(_broken(path, text, error)) from None
     except RecursionError:
         raise ConfigError(f"{path}: broken JSON: nested too deeply") from None
+    except (OverflowError, ValueError):  # 1e999, and thousands of digits
+        raise ConfigError(
+            f"{path}: a number in it is larger than any that fits a computer: write another one"
+        ) from None
     if not isinstance(ds, dict):
         raise ConfigError(f"{path}:1: a DeepSpeed config is a JSON object, in braces")
     lines: dict[str, int] = {}
@@ -60,7 +64,7 @@ def load_ds_json(path: str, overrides: Mapping[str, Any] | None = None) -> dict[
         lines[name] = line
     overrides = dict(overrides or {})
     if "zero_optimization.stage" in overrides:
-        _leave_out_other_stages(ds, overrides["zero_optimization.stage"])
+        leave_out_other_stages(ds, overrides["zero_optimization.stage"])
     for name, value in overrides.items():
         _override(ds, name, value)
 
@@ -74,18 +78,10 @@ def load_ds_json(path: str, overrides: Mapping[str, Any] | None = None) -> dict[
 
 def _broken(path: str, text: str, error: hjson.HjsonDecodeError) -> str:
     """Where it broke; a number that JSON has not swallows the rest of its line, and breaks far behind it."""
-    if found := re.search(r'"\s*:\s*([-+]?(?:Infinity|NaN))\b', text):
+    if found := re.search(r'"\s*:\s*([-+]?(?:infinity|inf|nan))\b', text, re.IGNORECASE):
         line = text.count("\n", 0, found.start(1)) + 1
         return f"{path}:{line}: {found[1]} is no number in JSON: write another one, or remove the key"
     return f"{path}:{error.lineno}:{error.colno}: broken JSON: {error.msg}"
-
-
-def _leave_out_other_stages(ds: dict[str, Any], stage: Any) -> None:
-    """`--ds.zero_optimization.stage N` means the file at another stage: what acts at its own only goes with it."""
-    zero = ds.get("zero_optimization")
-    if isinstance(zero, dict) and stage != zero.get("stage"):
-        for name in of_other_stages(zero, stage):
-            del zero[name]
 
 
 def _override(ds: dict[str, Any], path: str, value: Any) -> None:
@@ -195,7 +191,8 @@ def _checked_section(
 def _checked_value(value: Any, path: str, kind: str, where: Where, faults: list[str]) -> Any:
     if value == "auto":
         return value
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    is_finite = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    is_number = is_finite and not isinstance(value, bool) and is_holdable(value)
     fits = {
         INT: is_number and value == int(value),
         FLOAT: is_number,
@@ -204,9 +201,9 @@ def _checked_value(value: Any, path: str, kind: str, where: Where, faults: list[
         LIST: isinstance(value, list),
     }[kind]
     if not fits:
-        way_out = ": write it without quotes" if isinstance(value, str) and kind in (INT, FLOAT, BOOL) else ""
-        if way_out and value.strip("-+, ") in ("Infinity", "NaN"):
-            way_out = ": JSON has no such number, write another one, or remove the key"
+        way_out = way_out_of(value) if isinstance(value, str) and kind in (INT, FLOAT, BOOL) else ""
+        if is_finite and not is_holdable(value):
+            way_out = ", and no counter of 64 bits holds this one"
         faults.append(f"{where(path)}{path} is {shown(value)}, {kind} is needed{way_out}")
     elif kind in (INT, BOOL):
         return int(value) if kind is INT else bool(value)

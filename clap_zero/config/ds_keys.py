@@ -11,6 +11,7 @@ from typing import Any
 
 from clap_zero.config.ds_optimizer_params import OPTIMIZER_PARAMS
 from clap_zero.config.ds_side_keys import ANY, BOOL, FLOAT, INT, LIST, SIDE_KEYS, STR
+from clap_zero.config.ds_torch_schedules import TORCH_SCHEDULES
 
 __all__ = ["ANY", "BOOL", "FLOAT", "INT", "KEYS", "LIST", "REMOVED", "STR", "all_paths", "table_at"]
 
@@ -89,7 +90,7 @@ SCHEDULER_PARAMS: dict[str, dict[str, str]] = {
         "last_batch_iteration": INT,
     },
 }
-"""`scheduler.params` by type; those of other schedulers are passed on."""
+"""`scheduler.params` of DeepSpeed's own schedules, by type."""
 
 KEYS: dict[str, Any] = {
     "train_batch_size": INT,
@@ -209,7 +210,8 @@ def all_paths(keys: Mapping[str, Any] = KEYS, prefix: str = "") -> Iterator[str]
     if not prefix:
         names = dict.fromkeys(name for params in OPTIMIZER_PARAMS.values() for name in params)
         yield from (f"optimizer.params.{name}" for name in names)
-        yield from (f"scheduler.params.{name}" for params in SCHEDULER_PARAMS.values() for name in params)
+        schedules = {**SCHEDULER_PARAMS, **TORCH_SCHEDULES}.values()
+        yield from (f"scheduler.params.{name}" for params in schedules for name in params)
 
 
 def table_at(path: str, ds: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -222,7 +224,7 @@ def table_at(path: str, ds: Mapping[str, Any]) -> Mapping[str, Any] | None:
         section = ds.get(path.partition(".")[0])
         kind = section.get("type") if isinstance(section, Mapping) else None
         if path == "scheduler.params":
-            return SCHEDULER_PARAMS.get(str(kind))
+            return SCHEDULER_PARAMS.get(str(kind), TORCH_SCHEDULES.get(str(kind)))
         return OPTIMIZER_PARAMS.get("adamw" if kind is None else str(kind).lower())
     table = kind_at(path)
     return table if isinstance(table, Mapping) else None

@@ -8,6 +8,7 @@ from typing import Any
 from clap_zero.config.ds_keys import OPTIMIZERS, REMOVED_OPTIMIZERS, SCHEDULER_PARAMS
 from clap_zero.config.ds_optimizer_params import fit_adam
 from clap_zero.config.ds_paths import lookup
+from clap_zero.config.ds_torch_schedules import TORCH_SCHEDULES, check_torch_schedule
 from clap_zero.config.schema import RunConfig
 from clap_zero.config.values import nearest, shown
 from clap_zero.errors import ConfigError
@@ -90,19 +91,18 @@ def _check_optimizer_numbers(params: Mapping[str, Any]) -> None:
     ):
         if not fits:
             raise ConfigError(f"optimizer.params.{path} is {shown(value)}: {needed} is needed")
+    eps = params.get("eps")
+    if _is_number(eps) and eps <= 0:
+        raise ConfigError(
+            f"optimizer.params.eps is {shown(eps)}: a number above 0 is needed, a weight without gradient would be "
+            "divided by 0"
+        )
     if isinstance(betas, list) and not (len(betas) == 2 and all(_is_number(beta) and 0 <= beta < 1 for beta in betas)):
         raise ConfigError(f"optimizer.params.betas is {betas}: two numbers from 0 to below 1 are needed")
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-TORCH_SCHEDULERS = frozenset(
-    {"StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR", "PolynomialLR", "CosineAnnealingLR"}
-    | {"CosineAnnealingWarmRestarts", "CyclicLR", "OneCycleLR"}
-)
-"""Schedules of torch that DeepSpeed also takes by name and that need no more than numbers; passed on untouched."""
 
 
 def settle_scheduler(
@@ -123,15 +123,15 @@ def settle_scheduler(
         raise ConfigError("scheduler.type is missing: name one, such as WarmupCosineLR, or remove the section")
     _refuse_overruled(ds, run, kind, explicit=explicit)
     table = SCHEDULER_PARAMS.get(kind)
-    if table is None:
-        match = {name.lower(): name for name in SCHEDULER_PARAMS}.get(str(kind).lower()) or nearest(
-            kind, SCHEDULER_PARAMS
-        )
-        if kind not in TORCH_SCHEDULERS:
-            hint = f"did you mean {match}?" if match is not None else f"there are {', '.join(SCHEDULER_PARAMS)}"
-            raise ConfigError(f"scheduler.type {kind} is not known: {hint}")
-        return
     params = section.setdefault("params", {})
+    if kind in TORCH_SCHEDULES:
+        check_torch_schedule(ds, kind, params, total_steps=total_steps)
+        return
+    if table is None:
+        known = {name.lower(): name for name in (*SCHEDULER_PARAMS, *TORCH_SCHEDULES)}
+        match = known.get(str(kind).lower()) or nearest(kind, known.values())
+        hint = f"did you mean {match}?" if match is not None else f"there are {', '.join(known.values())}"
+        raise ConfigError(f"scheduler.type {kind} is not known: {hint}")
     lr = ds["optimizer"]["params"]["lr"]
     if params.get("cycle_max_lr") == "auto":
         params["cycle_max_lr"] = lr
@@ -153,6 +153,12 @@ def settle_scheduler(
             params[name] = value
     if params["warmup_num_steps"] < 1:
         raise ConfigError(f"{path} is {params['warmup_num_steps']}: DeepSpeed needs 1 or more, write 1 for no warm-up")
+    low, high = params.get("warmup_min_lr", 0.0), params.get("warmup_max_lr")
+    if high is not None and low > high:
+        raise ConfigError(
+            f"scheduler.params.warmup_min_lr {shown(low)} is above warmup_max_lr {shown(high)}: lower one or raise the "
+            "other"
+        )
     _check_length(params, kind=kind, total_steps=total_steps, notes=notes)
 
 

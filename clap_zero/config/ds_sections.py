@@ -47,6 +47,8 @@ FIXED_AUTO: dict[str, Any] = {
     "activation_checkpointing.synchronize_checkpoint_boundary": False,
     "zero_allow_untested_optimizer": False,
     "wall_clock_breakdown": False,
+    "memory_breakdown": False,
+    "dump_state": False,
 }
 """What "auto" means where neither the run config nor the machine decides; buckets (in elements) fit a CLAP, which has
 150 to 200 M parameters, where DeepSpeed's own 5e8 would be a buffer larger than the model."""

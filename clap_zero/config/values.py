@@ -36,7 +36,10 @@ for _tag, _pattern, _first in (
 
 def _integer(_: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     text = node.value
-    return int(text[2:], {"0o": 8, "0x": 16}[text[:2]]) if text[:2] in ("0o", "0x") else int(text)
+    try:
+        return int(text[2:], {"0o": 8, "0x": 16}[text[:2]]) if text[:2] in ("0o", "0x") else int(text)
+    except ValueError:  # Python reads a few thousand digits at most
+        raise yaml.constructor.ConstructorError(None, None, "a number of too many digits", node.start_mark) from None
 
 
 _CoreLoader.add_constructor("tag:yaml.org,2002:int", _integer)
@@ -144,6 +147,24 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     by_leaf = {key.rsplit(".", 1)[-1]: key for key in known}
     close = difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.7)
     return by_leaf[close[0]] if close else None
+
+
+def is_holdable(number: float) -> bool:
+    """Whether a counter of 64 bits can hold a number."""
+    return abs(number) < 2**63
+
+
+def way_out_of(text: str) -> str:
+    """What to write where a JSON has a text for a number or a truth value.
+
+    Hjson takes a bare word for a text, up to the end of its line, commas and all.
+    """
+    word = text.strip("-+, ").lower()
+    if word in ("inf", "infinity", "nan"):
+        return ": JSON has no such number, write another one, or remove the key"
+    if word in ("true", "false") and text != word:
+        return f": write {word}, in lower case and without quotes"
+    return ": write null, or remove the key" if word == "none" else ": write it without quotes"
 
 
 def shown(value: Any) -> str:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clap_zero.config.deepspeed import ResolvedDeepSpeed
+from clap_zero.config.ds_torch_schedules import TORCH_SCHEDULES
+from clap_zero.errors import ConfigError
 from clap_zero.training.schedule import Schedule
+
+MOST_STEPPED = 50_000
+"""Steps of a schedule of torch that are gone through, about 10 us each; those have no rule for a single step."""
 
 
 def told_schedule(resolved: ResolvedDeepSpeed) -> str:
@@ -18,9 +24,11 @@ def told_schedule(resolved: ResolvedDeepSpeed) -> str:
         kind, params = section["type"], section.get("params", {})
         # One step later than ours: the first step has the rate from which the warm-up starts.
         top = params.get("warmup_num_steps", params.get("cycle_first_step_size", 1)) + 2
-        rates = [
-            (step, scheduled_rate(kind, params, peak=train.learning_rate, step=step)) for step in _marks(total, top)
-        ]
+        marks = _marks(total, top)
+        if kind in TORCH_SCHEDULES:
+            rates = list(torch_rates(kind, params, peak=train.learning_rate, steps=marks).items())
+        else:
+            rates = [(step, scheduled_rate(kind, params, peak=train.learning_rate, step=step)) for step in marks]
         known = [f"{rate:.3g} at step {step}" for step, rate in rates if rate is not None]
         return f"schedule: {kind} of the DeepSpeed JSON" + (f", {', '.join(known)}" if known else "")
     if total is None and train.schedule == "cosine":
@@ -47,8 +55,37 @@ def _marks(total: int | None, warmup: int) -> list[int]:
     return sorted(steps)
 
 
+def torch_rates(kind: str, params: Mapping[str, Any], *, peak: float, steps: Sequence[int]) -> dict[int, float]:
+    """The rates of a schedule of torch, from torch's own class beside an optimizer of nothing.
+
+    Args:
+        kind: scheduler.type, of those that DeepSpeed takes from torch.
+        params: scheduler.params.
+        peak: optimizer.params.lr.
+        steps: optimizer steps, 1-based, rising; those above `MOST_STEPPED` are left out.
+
+    Raises:
+        ConfigError: torch refuses the parameters.
+    """
+    import torch
+
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=peak)
+    rates: dict[int, float] = {}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that nothing was optimized
+            schedule = getattr(torch.optim.lr_scheduler, kind)(optimizer, **params)
+            for step in range(1, min(steps[-1], MOST_STEPPED) + 1):
+                if step in steps:
+                    rates[step] = float(optimizer.param_groups[0]["lr"])
+                schedule.step()
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ConfigError(f"scheduler.type {kind} does not take these scheduler.params: {error}") from error
+    return rates
+
+
 def scheduled_rate(kind: str, params: Mapping[str, Any], *, peak: float, step: int) -> float | None:
-    """The rate of a DeepSpeed schedule in an optimizer step; None for schedules of torch, which are not retold here.
+    """The rate of a DeepSpeed schedule in an optimizer step; None for schedules of torch: see `torch_rates`.
 
     DeepSpeed's runtime/lr_schedules.py counts from -1 and steps after the optimizer: step 1 has where it begins, step 2
     the rate of iteration 0.

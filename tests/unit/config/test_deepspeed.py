@@ -410,4 +410,3 @@ def test_a_run_starts_again_from_what_its_directory_holds(path: Path, tmp_path: 
 @pytest.mark.parametrize(("kind", "part"), [("Foo", "there are"), ("WarmupCosinLR", "did you mean WarmupCosineLR?")])
 def test_an_unknown_scheduler_is_refused_before_a_model_is_built(kind: str, part: str) -> None:
     assert part in refusal({"scheduler": {"type": kind}})
-    assert solve({"scheduler": {"type": "StepLR", "params": {"step_size": 5}}}).config["scheduler"]["type"] == "StepLR"

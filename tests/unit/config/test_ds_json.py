@@ -110,11 +110,40 @@ def test_objects_of_a_list_have_keys_of_their_own(tmp_path: Path) -> None:
     assert load_ds_json(path)["tensor_parallel"]["layer_specs"][1] == {"patterns": ["c"]}
 
 
-@pytest.mark.parametrize("text", ['{"steps_per_print": Infinity}', '{\n"steps_per_print": Infinity,\n}', '{"a": -NaN}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('{"steps_per_print": Infinity}', '{\n"steps_per_print": Infinity,\n}', '{"a": -NaN}'),
+        *('{\n"steps_per_print": inf,\n}', '{"steps_per_print": inf, "gradient_clipping": 1.0}'),
+    ],
+)
 def test_numbers_that_json_has_not_are_named(tmp_path: Path, text: str) -> None:
     """As Python's json writes them, and accelerate with it."""
     message = refusal(write(tmp_path, text))
     assert "no number in JSON" in message or "JSON has no such number" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ('{"gradient_clipping": 1e999}', "a number in it is larger than any that fits"),
+        (f'{{"train_batch_size": {"9" * 5000}}}', "a number in it is larger than any that fits"),
+        (f'{{"train_batch_size": {"9" * 400}}}', "a whole number is needed, and no counter of 64 bits holds this one"),
+        ('{"zero_optimization": {"reduce_bucket_size": 1e30}}', "1e+30, a whole number is needed, and no counter of"),
+        ('{"bf16": {\n"enabled": True,\n}}', "true or false is needed: write true, in lower case and without quotes"),
+    ],
+)
+def test_numbers_too_large_and_words_of_python_are_one_line(tmp_path: Path, text: str, part: str) -> None:
+    assert part in refusal(write(tmp_path, text))
+
+
+def test_another_stage_by_flag_leaves_out_what_acts_at_the_files_only(tmp_path: Path) -> None:
+    shipped = Path(__file__).parents[3] / "ds_configs" / "zero3_offload.json"
+    lower = load_ds_json(str(shipped), {"zero_optimization.stage": 2})["zero_optimization"]
+    assert "offload_param" not in lower and lower["offload_optimizer"]["device"] == "cpu"
+    none = load_ds_json(str(shipped), {"zero_optimization.stage": 0})
+    assert not {"offload_param", "offload_optimizer"} & set(none["zero_optimization"])
+    assert "grad_accum_dtype" not in none.get("data_types", {})
 
 
 def test_doubled_keys_have_both_lines(tmp_path: Path) -> None:

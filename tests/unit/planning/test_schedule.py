@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from clap_zero.planning.schedule import scheduled_rate
+from clap_zero.errors import ConfigError
+from clap_zero.planning.schedule import scheduled_rate, torch_rates
 
 STEPS = 30
 PEAK = 2e-3
@@ -71,5 +72,8 @@ def test_rates_are_deepspeeds_own() -> None:
         assert ours == pytest.approx(rates, rel=1e-9, abs=1e-15), (kind, params)
 
 
-def test_schedules_of_torch_are_not_retold() -> None:
-    assert scheduled_rate("StepLR", {"step_size": 5}, peak=PEAK, step=3) is None
+def test_schedules_of_torch_are_told_by_torch() -> None:
+    rates = torch_rates("StepLR", {"step_size": 5, "gamma": 0.5}, peak=PEAK, steps=[1, 5, 6, 11])
+    assert rates == pytest.approx({1: PEAK, 5: PEAK, 6: PEAK / 2, 11: PEAK / 4})
+    with pytest.raises(ConfigError, match="^scheduler.type CyclicLR does not take these scheduler.params: mode is inv"):
+        torch_rates("CyclicLR", {"base_lr": 0.1, "max_lr": 1.0, "mode": "up"}, peak=PEAK, steps=[1])
