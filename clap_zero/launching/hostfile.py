@@ -17,7 +17,9 @@ from pathlib import Path
 from clap_zero.errors import ClapZeroError, ConfigError, LaunchError
 
 FORM = "'worker-1 slots=8'"
-_LINE = re.compile(r"(?P<host>\S+)\s+slots=(?P<slots>[0-9]+)")
+MOST_SLOTS = 1024
+"""More than any host has GPUs; DeepSpeed makes a list of all slots, and of 10^11 one that fills the memory."""
+_LINE = re.compile(r"(?P<host>\S+)\s+slots=(?P<slots>[0-9]{1,4000})")
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 """A name as ssh and pdsh take it, with a user before it where they differ. A colon would be a port."""
 
@@ -91,6 +93,8 @@ def _parse(text: str, *, shown: str, place: str, line: int, before: Sequence[Hos
         raise LaunchError(f"{place}: {shown!r}: {host!r} is no name of a host; nothing was started")
     if slots == 0:
         raise LaunchError(f"{place}: {shown!r}: a host without slots runs nothing: remove the line, or give it slots=1")
+    if slots > MOST_SLOTS:
+        raise LaunchError(f"{place}: {shown!r}: a host has at most {MOST_SLOTS} slots, one a GPU; nothing was started")
     first = next((entry for entry in before if entry.host.lower() == host.lower()), None)
     if first is not None:
         raise LaunchError(

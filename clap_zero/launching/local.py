@@ -19,6 +19,8 @@ from clap_zero.launching.options import LauncherOptions
 
 DEFAULT_PORT = 29500
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+RANKS_A_CORE, FEW_RANKS = 4, 64
+"""On CPUs more ranks than cores are slow, and useful in a trial; so many more than these are a slip of the hand."""
 _NO_DEVICE = ("-1", "NoDevFiles")
 _OTHER_HARDWARE = ("kfd", "accel*", "davinci*", "hl[0-9]*")
 """Device files of AMD, Google, Huawei and Habana."""
@@ -157,6 +159,13 @@ def _on_cpu(command: LauncherOptions) -> LauncherOptions:
     """No NVIDIA GPU to choose: on the CPU DeepSpeed takes the variable for numbers of its own and fails."""
     if os.environ.get("DS_ACCELERATOR", "cpu") not in ("cpu", "cuda") or _other_accelerator():
         return command
+    cores = os.cpu_count() or 1
+    most = max(FEW_RANKS, RANKS_A_CORE * cores)
+    if command.get("num_gpus", 1) > most:
+        raise ConfigError(
+            f"--num_gpus {command.get('num_gpus')}: this machine has no GPU and {cores} cores, on which at most {most} "
+            "ranks are started"
+        )
     if os.environ.pop(VISIBLE, ""):
         tell(f"{VISIBLE} has no effect: the ranks compute on the CPU; --num_gpus N starts N of them")
     for name in ("include", "exclude"):

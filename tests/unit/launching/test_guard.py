@@ -146,6 +146,7 @@ def test_l06_without_gpus_the_variable_is_dropped_and_told(
     assert "CUDA_VISIBLE_DEVICES" not in local.os.environ
     assert "CUDA_VISIBLE_DEVICES has no effect: the ranks compute on the CPU" in capfd.readouterr().err
     assert refused("--include localhost:7").startswith("--include localhost:7 chooses GPUs, and there is none here")
+    assert refused("--num_gpus 9999").startswith("--num_gpus 9999: this machine has no GPU and ")
 
 
 def test_l10_one_machine_always_gets_a_free_port(listener: int, capfd: pytest.CaptureFixture[str]) -> None:

@@ -55,9 +55,13 @@ def test_l03_comments_blanks_and_spaces_are_fine(hostfile: Path, content: bytes,
             "`deepspeed` --ssh_port",
         ),
         (
-            "fd00::1 slots=2",
-            ":1: 'fd00::1 slots=2': DeepSpeed reads no IPv6 addresses: name it in ~/.ssh/config or /etc/hosts, and "
+            "fe80::1 slots=2",
+            ":1: 'fe80::1 slots=2': DeepSpeed reads no IPv6 addresses: name it in ~/.ssh/config or /etc/hosts, and "
             "write the name",
+        ),
+        (
+            "w1 slots=99999999999",
+            ":1: 'w1 slots=99999999999': a host has at most 1024 slots, one a GPU; nothing was started",
         ),
         ("w1;reboot slots=2", ":1: 'w1;reboot slots=2': 'w1;reboot' is no name of a host; nothing was started"),
         ("-oProxy=x slots=2", ":1: '-oProxy=x slots=2': '-oProxy=x' is no name of a host; nothing was started"),
