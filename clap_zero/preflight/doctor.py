@@ -69,6 +69,11 @@ class Asked:
     directory: Path
     files: dict[str, int]
 
+    @property
+    def is_here_alone(self) -> bool:
+        """Whether the hostfile names this machine and no other: the launcher then needs no ssh, nor does the doctor."""
+        return len(self.hosts) == 1 and is_this_machine(self.hosts[0].host)
+
 
 def run(argv: Sequence[str]) -> int:
     """Looks, prints what it saw, and what is worth a warning.
@@ -89,7 +94,11 @@ def run(argv: Sequence[str]) -> int:
     facts = Facts.from_dict(here.facts)
     own = (*here.findings, *missing_packages(facts.versions))
     reports = [NodeReport(f"{facts.host} (here)", facts, own)]
-    if asked.hosts:
+    if asked.is_here_alone:
+        request = Request(str(asked.directory), port=asked.master_port, files=asked.files, slots=asked.hosts[0].slots)
+        seen = examine(request)
+        reports.append(NodeReport(asked.hosts[0].host, Facts.from_dict(seen.facts), tuple(seen.findings)))
+    elif asked.hosts:
         reports += _ask_all(asked, facts)
     findings = _judge(reports)
     print("\n".join([*_told(reports, asked), *notes_of(findings)]), flush=True)
@@ -107,9 +116,11 @@ def _read(argv: Sequence[str]) -> Asked:
     own, rest = take_own(argv, _OWN)
     directory, files = Path("runs"), {}
     if rest:
+        from clap_zero.config.ds_json import load_ds_json
         from clap_zero.config.load import parse_command_line
 
         command = parse_command_line(rest)
+        load_ds_json(command.ds_path, command.ds_overrides)  # says what is wrong with it
         directory = Path(str(command.run.run_dir))
         if command.run.data.train:
             from clap_zero.data.index import index_of
@@ -241,7 +252,10 @@ def _told(reports: Sequence[NodeReport], asked: Asked) -> list[str]:
 def _remote_command(asked: Asked, first: Facts) -> list[str]:
     """One rank a slot on all hosts, as a training would start them."""
     program = str(Path(sys.executable).with_name("deepspeed"))
-    words = [program, "--hostfile", asked.hostfile, "--force_multi", "--master_port", str(asked.master_port)]
+    words = [program, "--hostfile", asked.hostfile, "--master_port", str(asked.master_port)]
+    if asked.is_here_alone:
+        return [*words, "--module", _RANKS_MODULE]
+    words.append("--force_multi")
     address = asked.master_addr
     if (
         not address

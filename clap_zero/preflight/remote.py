@@ -103,9 +103,10 @@ def _ask(host: str, request: Request, *, way: Way, expected: Facts) -> NodeRepor
 def _why_not(host: str, done: subprocess.CompletedProcess[str], *, way: Way, expected: Facts) -> str:
     """What stands in the way, what is there and what is expected."""
     said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    last = said[-1] if said else "no reason given"
+    last = said[-1] if said else f"it ended with {done.returncode} and gave no reason"
     python = f"Python {expected.python} with clap_zero at {way.python}, as on {expected.host}"
-    if done.returncode == _SSH_FAILED and _is_shut(host, way):
+    # A program in place of ssh has codes of its own, and where nothing ran there is no word of it.
+    if (done.returncode == _SSH_FAILED or not said) and _is_shut(host, way):
         return f"ssh does not get in: {last}; expected: a login without a password or a question (ssh {host} true)"
     if any("cd:" in line for line in said):
         return f"there is no {way.directory}; expected: the same checkout under the same path on all nodes"
@@ -122,7 +123,7 @@ def _why_not(host: str, done: subprocess.CompletedProcess[str], *, way: Way, exp
 def _is_shut(host: str, way: Way) -> bool:
     """Whether ssh does not get in; it gives the same code for a program that a signal ended there."""
     try:
-        return _ssh(host, ["true"], way=way, text="").returncode == _SSH_FAILED
+        return _ssh(host, ["true"], way=way, text="").returncode != 0
     except (OSError, subprocess.TimeoutExpired):
         return True
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from clap_zero import cli
 from clap_zero.errors import LaunchError
 from clap_zero.launching.hostfile import HostSlots
-from clap_zero.launching.hosts import address_towards
+from clap_zero.launching.hosts import address_towards, free_port
 from clap_zero.preflight import start
 from clap_zero.preflight.doctor import contact_address
 
@@ -33,3 +34,38 @@ def test_ranks_that_do_not_end_leave_nothing_behind(monkeypatch: pytest.MonkeyPa
     while child.exists() and "Z" not in (child / "stat").read_text().split()[2] and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not child.exists() or (child / "stat").read_text().split()[2] == "Z"
+
+
+def test_a_hostfile_with_this_machine_alone_needs_no_ssh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    words = ["doctor", "--hostfile", str(tmp_path / "hosts"), "--ranks", "0", "--ssh", "/nowhere/ssh"]
+    code = cli.main([*words, "--master_port", str(free_port())])
+    assert code == 0, capsys.readouterr().err
+
+
+def test_ssh_that_fails_without_a_word_is_not_blamed_on_python(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hosts").write_text("far.invalid slots=2\n")
+    words = ["doctor", "--hostfile", str(tmp_path / "hosts"), "--ranks", "0", "--ssh", "false"]
+    assert cli.main([*words, "--master_port", str(free_port())]) == 5
+    assert "far.invalid: ssh does not get in: it ended with 1 and gave no reason" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "part"),
+    [
+        (None, [], "cannot be read: No such file"),
+        ("{broken", [], "broken JSON"),
+        ('{"gradient_clipp1ng": 1.0}', [], "did you mean gradient_clipping?"),
+        ("{}", ["--ds.zero_optimization.stge", "1"], "did you mean zero_optimization.stage?"),
+    ],
+)
+def test_a_deepspeed_json_that_is_wrong_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, flags: list[str], part: str
+) -> None:
+    path = tmp_path / "ds.json"
+    if text is not None:
+        path.write_text(text)
+    assert cli.main(["doctor", "--ranks", "0", "--ds_config", str(path), *flags]) == 2
+    assert part in capsys.readouterr().err
