@@ -92,7 +92,7 @@ def _check_optimizer_numbers(params: Mapping[str, Any]) -> None:
         if not fits:
             raise ConfigError(f"optimizer.params.{path} is {shown(value)}: {needed} is needed")
     eps = params.get("eps")
-    if _is_number(eps) and eps <= 0:
+    if eps is not None and _is_number(eps) and eps <= 0:
         raise ConfigError(
             f"optimizer.params.eps is {shown(eps)}: a number above 0 is needed, a weight without gradient would be "
             "divided by 0"

@@ -25,8 +25,9 @@ def told_schedule(resolved: ResolvedDeepSpeed) -> str:
         # One step later than ours: the first step has the rate from which the warm-up starts.
         top = params.get("warmup_num_steps", params.get("cycle_first_step_size", 1)) + 2
         marks = _marks(total, top)
+        rates: list[tuple[int, float | None]]
         if kind in TORCH_SCHEDULES:
-            rates = list(torch_rates(kind, params, peak=train.learning_rate, steps=marks).items())
+            rates = [*torch_rates(kind, params, peak=train.learning_rate, steps=marks).items()]
         else:
             rates = [(step, scheduled_rate(kind, params, peak=train.learning_rate, step=step)) for step in marks]
         known = [f"{rate:.3g} at step {step}" for step, rate in rates if rate is not None]
