@@ -85,9 +85,10 @@ def test_a_worker_that_is_only_late_loses_nothing(batches: Any, tmp_path: Path) 
     worker = worker_of_this_process()
     worker.suspend()
     until = time.monotonic() + 2.5 * LOOK_S
-    os.posix_spawn("/bin/sh", ["sh", "-c", f"sleep {2.5 * LOOK_S}; kill -CONT {worker.pid}"], os.environ)
+    waker = os.posix_spawn("/bin/sh", ["sh", "-c", f"sleep {2.5 * LOOK_S}; kill -CONT {worker.pid}"], os.environ)
     seen += [next(batches).keys for _ in range(5)]
     assert time.monotonic() >= until - 0.2
+    os.waitpid(waker, 0)  # else it stays among the children that later tests look at
     assert seen == [next(expected).keys for _ in range(6)]
 
 

@@ -22,9 +22,17 @@ from tests.unit.data.shard_files import write_split
 PLAN = LoaderPlan(rank=0, world_size=1, micro_batch=2, features=FeatureConfig("rand_trunc"), workers=2)
 
 
+def command_of(process: psutil.Process) -> str:
+    """Its command line; nothing of one that has ended and was not waited for."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def worker_pids(process: psutil.Process) -> list[int]:
     """Workers of a process: the children of its fork server. Test ranks have children, too, and are none of ours."""
-    servers = [child for child in process.children() if "forkserver" in " ".join(child.cmdline())]
+    servers = [child for child in process.children() if "forkserver" in command_of(child)]
     return [worker.pid for server in servers for worker in server.children()]
 
 
@@ -71,7 +79,7 @@ def test_sigterm_to_the_whole_tree_leaves_the_batches_coming(index):
     next(batches)
     workers = worker_pids(psutil.Process())
     for child in psutil.Process().children():
-        if "multiprocessing" in " ".join(child.cmdline()):
+        if "multiprocessing" in command_of(child):
             for one in (child, *child.children(recursive=True)):
                 one.terminate()
     for _ in range(20):
