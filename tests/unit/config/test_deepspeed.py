@@ -192,6 +192,13 @@ def test_autos_without_a_rule_are_listed_together() -> None:
     assert "scheduler.params.total_num_steps" in message
 
 
+def test_local_negatives_need_a_second_pair_in_the_micro_batch() -> None:
+    ds = {"train_micro_batch_size_per_gpu": 1}
+    message = refusal(ds, "--objective.negatives", "local", world=2)
+    assert message.startswith("objective.negatives local compares the pairs of one rank's micro batch, and that is one")
+    assert solve(ds, "--objective.negatives", "micro", world=2).micro_batch == 1
+
+
 @pytest.mark.parametrize("length", [0, 10, 99])
 def test_a_decay_that_ends_within_its_warm_up_is_refused(length: int) -> None:
     params = {"total_num_steps": length, "warmup_num_steps": 100}
