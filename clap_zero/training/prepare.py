@@ -46,6 +46,7 @@ class Settled:
         resolved: The checked DeepSpeed configuration.
         train: The training shards.
         val: The held-out shards, None without any.
+        data: Fingerprints and sizes of the data.
         plan: The length of the run.
         attempt: 1 for the first start of the run.
         resume_from: The checkpoint to load, None for a new run.
@@ -55,6 +56,7 @@ class Settled:
     resolved: ResolvedDeepSpeed
     train: ShardIndex
     val: ShardIndex | None
+    data: dict[str, Any]
     plan: Plan
     attempt: int
     resume_from: Path | None
@@ -68,9 +70,14 @@ class Settled:
     def directory(self) -> RunDirectory:
         return RunDirectory(Path(str(self.run.run_dir)))
 
+    def record(self) -> None:
+        """Write down in the run directory what is settled. Not before the checkpoint that the run goes on from fits."""
+        private = holds_secrets(self.run.model_dump(mode="json"))
+        self.directory.record(run=dump_run_config(self.run), ds=self.resolved.config, data=self.data, private=private)
+
 
 def prepare(command: CommandLine, *, world: World) -> tuple[Settled, RunLock] | None:
-    """Check everything, take the run directory, write down what is settled, and say it.
+    """Check everything, take the run directory, and say what is settled.
 
     Collective: all ranks must call.
 
@@ -183,9 +190,7 @@ def _settle(
     if finished is not None and finished >= plan.max_steps:
         print(f"{directory.path} is already complete: {finished} steps. Give another --run_dir for a new run")
         return None
-    private = holds_secrets(run.model_dump(mode="json"))
-    directory.record(run=dump_run_config(run), ds=resolved.config, data=data, private=private)
-    settled = Settled(run, resolved, train, val, plan, directory.next_attempt(), resume_from)
+    settled = Settled(run, resolved, train, val, data, plan, directory.next_attempt(), resume_from)
     if val is not None:
         notes += told_overlap(shards_in_both(train, val))
     notes += told_counts(run.data.blacklist)

@@ -20,6 +20,7 @@ import yaml
 from clap_zero.config.load import diff_configs
 from clap_zero.data.public import public_config
 from clap_zero.errors import ConfigError, LaunchError
+from clap_zero.model import mlp_heads
 
 VOLATILE_KEYS = (
     *("resume", "force", "run_dir", "ds_config", "wandb", "log", "checkpoint", "evaluate", "distributed"),
@@ -40,6 +41,9 @@ UNRECORDED_OBJECTIVE = {
 """What runs minimised that were recorded before it was a setting; they go on with these flags.
 
 Weights with LAION's heads were refused then."""
+
+OF_THE_MODEL = ("model.preset", "objective.loss")
+"""Keys that decide which parameters there are: no checkpoint fits after a change, forced or not."""
 
 FOREIGN_NAMES = {"sizes.json", "config.json", "model.safetensors", "manifest.csv", ".git"}
 """What tells that a directory is shards, a model or a checkout, and not a run."""
@@ -219,8 +223,20 @@ class RunDirectory:
             raise ConfigError(
                 f"{self.path} holds a run with another configuration:\n  "
                 + "\n  ".join(differences)
-                + "\ngive another --run_dir for a new run, or --force to continue this one with the changes"
+                + f"\ngive another --run_dir for a new run{self._forcible(differences)}"
             )
+
+    def _forcible(self, differences: list[str]) -> str:
+        """What --force could do: nothing where checkpoints would not fit the model any more."""
+        if any(self.checkpoints_path.glob("step-*")):
+            keys = [line.partition(":")[0] for line in differences]
+            of_heads = any(self.checkpoints_path.glob(f"step-*/{mlp_heads.FILE}"))
+            other = next((key for key in keys if key in OF_THE_MODEL or (of_heads and key == "objective.mlp")), None)
+            if other is not None:
+                return f": the checkpoints here are of another model than this {other} makes, so --force cannot help"
+            if "model.pretrained" in keys:
+                return ", or --force to continue this one, if model.pretrained is the same model in another place"
+        return ", or --force to continue this one with the changes"
 
     def record(self, *, run: str, ds: dict[str, Any], data: dict[str, Any], private: bool = False) -> None:
         """Write the resolved configuration; a run can be started again from it.

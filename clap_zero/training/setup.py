@@ -99,6 +99,7 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
     if settled.resume_from is not None:
         with phase("checkpoint"):
             state = load(engine.deepspeed, settled.resume_from)
+    on_main(world, settled.record)
     features = ClapFeatures(config, device=world.device)
     # Without tokenizer files beside the weights, the embedded RoBERTa vocabulary.
     tokenizer = None if pretrained is None else tokenizer_directory(Path(pretrained))

@@ -70,7 +70,7 @@ def test_l11_an_exception_while_one_rank_builds_its_model_ends_all(tmp_path, sha
 def wait_until_said(process, folder: Path) -> None:
     """Until the ranks have met and the run directory is there: the fault comes right after."""
     deadline = time.monotonic() + 120
-    while not (folder / "run" / "config.yaml").exists():
+    while not (folder / "run" / ".lock").exists():
         assert time.monotonic() < deadline and process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
 

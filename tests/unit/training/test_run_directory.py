@@ -111,6 +111,37 @@ def test_every_difference_is_named_and_force_accepts_it(tmp_path: Path) -> None:
     directory.check_unchanged(**changed, force=True)
 
 
+@pytest.mark.parametrize(
+    ("changed", "heads", "said"),
+    [
+        ({"objective": {"loss": "sigmoid", "mlp": "auto"}}, False, "of another model than this objective.loss makes"),
+        ({"objective": {"loss": "softmax", "mlp": "off"}}, True, "of another model than this objective.mlp makes"),
+        ({"objective": {"loss": "softmax", "mlp": "off"}}, False, "or --force to continue this one with the changes"),
+        ({"model": {"preset": "large", "pretrained": None}}, False, "of another model than this model.preset makes"),
+        ({"model": {"preset": None, "pretrained": "/new"}}, False, "if model.pretrained is the same model in another"),
+    ],
+)
+def test_force_is_offered_only_where_the_checkpoints_could_still_fit(
+    tmp_path: Path, changed: dict, heads: bool, said: str
+) -> None:
+    moves = changed.get("model", {}).get("pretrained") is not None
+    old_model = {"preset": None, "pretrained": "/old"} if moves else {"preset": "tiny", "pretrained": None}
+    old = {"objective": {"loss": "softmax", "mlp": "auto"}, "model": old_model}
+    directory = RunDirectory(tmp_path)
+    directory.record(run=json.dumps(old), ds={}, data={})
+    checkpoint = directory.checkpoints_path / "step-00000001"
+    checkpoint.mkdir(parents=True)
+    if heads:
+        (checkpoint / "mlp_heads.safetensors").touch()
+    with pytest.raises(ConfigError) as error:
+        directory.check_unchanged(run=old | changed, ds={}, data={}, force=False)
+    assert said in str(error.value)
+    checkpoint.rename(directory.path / "gone")
+    directory.metrics_path.write_text('{"step": 1, "loss": 2.0}\n')
+    with pytest.raises(ConfigError, match="or --force to continue this one with the changes"):
+        directory.check_unchanged(run=old | changed, ds={}, data={}, force=False)
+
+
 def test_a_broken_record_is_an_error_and_not_a_new_run(tmp_path: Path) -> None:
     directory = recorded(tmp_path)
     (tmp_path / "config.yaml").write_text("train: [")
