@@ -106,23 +106,34 @@ def _dispatch(argv: list[str]) -> int:
 class _Parser(argparse.ArgumentParser):
     """argparse whose complaints are ConfigErrors, and to which `--a_b` and `--a-b` are the same flag."""
 
-    def __init__(self, command: str) -> None:
-        super().__init__(prog=f"clap-zero {command}", description=COMMANDS[command], allow_abbrev=False)
+    def __init__(self, command: str, description: str = "") -> None:
+        """description: "": that of the command."""
+        super().__init__(prog=f"clap-zero {command}", description=description or COMMANDS[command], allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{self.prog}: {message} ({self.prog} --help says what it takes)")
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        tokens = []
+        """The arguments; unknown flags are told first, all of them: what is then missing is often what they meant."""
+        flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+        tokens, unknown = [], []
         for token in argv:
             name, equals, value = token.partition("=")
-            tokens.append(f"{name.replace('_', '-')}{equals}{value}" if token.startswith("--") else token)
-        known, unknown = self.parse_known_args(tokens)
+            is_flag = token.startswith("--") and token != "--"
+            tokens.append(f"{name.replace('_', '-')}{equals}{value}" if is_flag else token)
+            if is_flag and name.replace("_", "-") not in flags:
+                unknown.append(name)
         if unknown:
-            flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-            close = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
-            self.error(f"unknown argument {unknown[0]}" + (f": did you mean {close[0]}?" if close else ""))
+            self.error(", ".join(f"unknown argument {name}{_meant(name, flags)}" for name in unknown))
+        known, stray = self.parse_known_args(tokens)
+        if stray:
+            self.error(f"unexpected argument {stray[0]}" + (f" and {len(stray) - 1} more" if len(stray) > 1 else ""))
         return known
+
+
+def _meant(name: str, flags: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name.replace("_", "-"), flags, n=1)
+    return f": did you mean {close[0]}?" if close else ""
 
 
 def _pack(argv: list[str]) -> int:
@@ -143,18 +154,25 @@ def _check(argv: list[str]) -> int:
 
 
 def _bench(argv: list[str]) -> int:
-    if argv[:1] == ["objective"]:
+    part = argv[0] if argv else ""
+    if part == "loader":
+        from clap_zero.data.bench_cli import add_bench_arguments, bench_from_args
+
+        parser = _Parser(
+            "bench loader", "Reads shards as training would and prints pairs per second and core, by stage."
+        )
+        add_bench_arguments(parser)
+        bench_from_args(parser.read(argv[1:]))
+    elif part == "objective":
         from clap_zero.objective import bench
 
-        parser = _Parser("bench")
+        parser = _Parser("bench objective", "Measures time and memory of the contrast beside the dense form.")
         bench.add_bench_arguments(parser)
         bench.bench_from_args(parser.read(argv[1:]))
-        return 0
-    from clap_zero.data.bench_cli import add_bench_arguments, bench_from_args
-
-    parser = _Parser("bench")
-    add_bench_arguments(parser)
-    bench_from_args(parser.read(argv))
+    elif part in ("--help", "-h"):
+        print(f"usage: clap-zero bench loader|objective ...\n\n{COMMANDS['bench']}; each has its own --help")
+    else:
+        raise ConfigError(f"{' '.join(['clap-zero bench', *argv[:1]])}: loader or objective has to follow bench")
     return 0
 
 

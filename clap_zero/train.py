@@ -42,6 +42,12 @@ def run_and_exit(argv: list[str] | None = None) -> None:
     from clap_zero.launching.entry import given
 
     arguments = given(argv)  # before the libraries that read the environment when they are imported
+    if not {"--help", "-h"}.isdisjoint(arguments):
+        from clap_zero.config.flags import help_text
+
+        with contextlib.suppress(BrokenPipeError):  # `| head` has enough
+            print(help_text(), end="", flush=True)
+        os._exit(0)
 
     with phase("imports"):
         from clap_zero.distributed import hub
@@ -78,8 +84,7 @@ def _run(argv: list[str], watchdog: Watchdog) -> int:
         from clap_zero.config.load import parse_command_line
         from clap_zero.distributed import world as ranks
 
-        asks_for_help = not {"--help", "-h"}.isdisjoint(argv)
-        has_gpu = not asks_for_help and ranks.has_gpu()
+        has_gpu = ranks.has_gpu()
     command = parse_command_line(argv, has_gpu=has_gpu)
 
     # 2. All ranks meet.

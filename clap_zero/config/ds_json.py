@@ -120,6 +120,10 @@ def _unknown(path: str) -> str:
     siblings = [known for known in all_paths() if known.rpartition(".")[0] == section]
     match = nearest(path, siblings) if leaf not in {p.rpartition(".")[2] for p in all_paths()} else None
     match = match or nearest(path, all_paths())
+    if match == path:  # a parameter of another optimizer or schedule
+        return (
+            f"unknown key {path}: {section.partition('.')[0]}.type has no such parameter: delete it, or change the type"
+        )
     hint = f"did you mean {match}?" if match else "DeepSpeed 0.19.8 would ignore or refuse it"
     return f"unknown key {path}: {hint}"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
@@ -11,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from clap_zero.config.data import DataSetSection
+from clap_zero.config.other_trainers import called_here
 from clap_zero.config.schema import RunConfig, accepts, iter_keys
 from clap_zero.config.values import nearest, parse_value, shown
 from clap_zero.errors import ConfigError
@@ -19,6 +21,9 @@ FIELDS: dict[str, FieldInfo] = dict(iter_keys())
 ALIASES = {"deepspeed_config": "ds_config"}
 IGNORED = "local_rank"
 _MAPPING = re.compile(r"""\{\s*["']?\w+["']?\s*:(\s|["'\[{])""")
+
+_WIDTH = 110
+"""Columns of --help."""
 
 _HEADER = """\
 usage: clap-zero train --ds_config FILE [--config FILE] [--section.key VALUE ...] [--ds.KEY VALUE ...]
@@ -29,9 +34,9 @@ repetition of its flag; underscores and hyphens are the same in names; --key=val
 Precedence: defaults below < preset's recommendation (marked *) < --config file < flags.
 """
 _TOP = (
-    ("--config FILE", "run config, YAML or JSON, with the sections below; unit -, default none"),
-    ("--ds.KEY VALUE", "any key of the DeepSpeed JSON by its dotted path; null removes it; unit -, default none"),
-    ("--local_rank N", "passed by launchers, ignored; unit -, default none"),
+    ("--config FILE", "run config, YAML or JSON, with the sections below; default none"),
+    ("--ds.KEY VALUE", "any key of the DeepSpeed JSON by its dotted path; null removes it; default none"),
+    ("--local_rank N", "passed by launchers, ignored; default none"),
     ("--help", "print this and end"),
 )
 
@@ -59,49 +64,86 @@ def read_flags(argv: Sequence[str]) -> Flags:
     """Splits the command line; values are typed by their key but not yet checked.
 
     Raises:
-        ConfigError: unknown flag (with the nearest match), missing value, doubled flag, stray argument.
+        ConfigError: one line for each unknown flag (with what it is called here), missing value, doubled flag, stray
+            argument.
     """
     flags = Flags()
     if any(token in ("--help", "-h") for token in argv):
         flags.wants_help = True
         return flags
-    for spelling, key, text in _pairs(argv):
-        if key == IGNORED:
-            continue
-        if key in flags.spelling and not (key in FIELDS and accepts(FIELDS[key], tuple)):
-            raise ConfigError(f"{spelling} is given twice: keep one")
-        flags.spelling[key] = spelling
-        if key == "config":
-            flags.config = text
-        elif key.startswith("ds."):
-            flags.ds[key[3:]] = parse_value(text)
-        elif accepts(FIELDS[key], tuple):
-            flags.values[key] = (*flags.values.get(key, ()), *_list_value(text, spelling))
-        else:
-            flags.values[key] = _scalar_value(FIELDS[key], text)
+    faults: list[str] = []
+    for words in _grouped(argv):
+        try:
+            spelling, key, text = _flag(words)
+            if key != IGNORED:
+                _take(flags, spelling, key, text)
+        except ConfigError as error:
+            faults.append(str(error))
+    if faults:
+        raise ConfigError("\n".join(faults))
     return flags
 
 
-def _pairs(argv: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """(flag as written, canonical key, text of the value) for each flag, in order."""
-    position = 0
-    while position < len(argv):
-        token = argv[position]
-        position += 1
-        if not token.startswith("--") or token == "--":
-            raise ConfigError(f"unexpected argument {token!r}: every value follows its flag, as in --train.seed 1")
-        name, equals, text = token[2:].partition("=")
-        spelling, key = f"--{name}", _canonical(name)
-        if not equals:
-            following = argv[position] if position < len(argv) else None
-            if key == "force" and (following is None or following.lower() not in ("true", "false")):
-                text = "true"
-            elif following is None or following.startswith("--"):
-                raise ConfigError(f"{spelling} needs a value (a value that begins with -- is written {spelling}=VALUE)")
-            else:
-                text = following
-                position += 1
-        yield spelling, key, text
+def _take(flags: Flags, spelling: str, key: str, text: str) -> None:
+    """Adds one flag and its value. Raises ConfigError."""
+    if key in flags.spelling and not (key in FIELDS and accepts(FIELDS[key], tuple)):
+        raise ConfigError(f"{spelling} is given twice: keep one")
+    flags.spelling[key] = spelling
+    if key == "config":
+        flags.config = text
+    elif key.startswith("ds."):
+        flags.ds[key[3:]] = parse_value(text)
+    elif accepts(FIELDS[key], tuple):
+        flags.values[key] = (*flags.values.get(key, ()), *_list_value(text, spelling))
+    else:
+        flags.values[key] = _scalar_value(FIELDS[key], text)
+
+
+def _grouped(argv: Sequence[str]) -> list[list[str]]:
+    """Each flag with the words that follow it; words before the first flag are a group, too."""
+    groups: list[list[str]] = []
+    for token in argv:
+        if token.startswith("--") or not groups:
+            groups.append([])
+        groups[-1].append(token)
+    return groups
+
+
+def _flag(words: Sequence[str]) -> tuple[str, str, str]:
+    """(flag as written, canonical key, text of its value) of one group. Raises ConfigError."""
+    if not words[0].startswith("--") or words[0] == "--":
+        raise ConfigError(_stray(words))
+    name, equals, text = words[0][2:].partition("=")
+    spelling, key, rest = f"--{name}", _canonical(name), words[1:]
+    if not equals:
+        if key == "force" and (not rest or rest[0].lower() not in ("true", "false")):
+            text = "true"
+        elif not rest:
+            raise ConfigError(f"{spelling} needs a value (a value that begins with -- is written {spelling}=VALUE)")
+        else:
+            text, rest = rest[0], rest[1:]
+    if rest:
+        raise ConfigError(_stray(rest, after=spelling if key in FIELDS and accepts(FIELDS[key], tuple) else ""))
+    return spelling, key, text
+
+
+def _stray(words: Sequence[str], *, after: str = "") -> str:
+    """What is wrong with words that belong to no flag.
+
+    Args:
+        words: One at least.
+        after: The flag before them if it may be repeated; mostly the shell has expanded its value.
+    """
+    more = f" and {len(words) - 1} more" if len(words) > 1 else ""
+    told = f"unexpected argument {words[0]!r}{more}"
+    name, equals, _ = words[0].lstrip("-+").partition("=")
+    key = name.replace("-", "_")
+    if after:
+        return f"{told}: give {after} the directory, or repeat it for each"
+    if equals and (key in FIELDS or key.startswith("ds.")):
+        return f"{told}: write --{words[0].lstrip('-+')}"
+    hint = called_here(name) if words[0].startswith("-") else None
+    return f"{told}: {hint or 'every value follows its flag, as in --train.seed 1'}"
 
 
 def _canonical(name: str) -> str:
@@ -109,11 +151,13 @@ def _canonical(name: str) -> str:
     key = ALIASES.get(key, key)
     if key in FIELDS or key in ("config", IGNORED) or (key.startswith("ds.") and len(key) > 3):
         return key
-    section = [known for known in FIELDS if known.startswith(f"{key}.")]
-    if section:
-        raise ConfigError(f"--{name} is a section: set one of its keys, such as --{section[0]}")
-    match = nearest(key, [*FIELDS, *ALIASES, "config", IGNORED]) or _nearest_ds(key)
-    hint = f"did you mean --{match}?" if match else "--help lists them all"
+    hint = called_here(name) if _nearest_ds(key) != f"ds.{key}" or "." not in key else None
+    if hint is None:
+        section = [known for known in FIELDS if known.startswith(f"{key}.")]
+        if section:
+            raise ConfigError(f"--{name} is a section: set one of its keys, such as --{section[0]}")
+        match = nearest(key, [*FIELDS, *ALIASES, "config", IGNORED]) or _nearest_ds(key)
+        hint = f"did you mean --{match}?" if match else "--help lists them all"
     raise ConfigError(f"unknown flag --{name}: {hint}")
 
 
@@ -161,9 +205,9 @@ def help_text() -> str:
     for key, info in FIELDS.items():
         section = key.partition(".")[0] if "." in key else ""
         mark = "*" if key in recommended else ""
-        groups.setdefault(section, []).append(f"  --{key} {_choices(info)}\n      {_described(info)}{mark}")
+        groups.setdefault(section, []).append(_entry(f"--{key} {_choices(info)}", f"{_described(info)}{mark}"))
     groups["data"] += _set_help()
-    lines += [f"  {name}\n      {text}" for name, text in _TOP] + groups.pop("")
+    lines += [_entry(name, text) for name, text in _TOP] + groups.pop("")
     for section, entries in groups.items():
         doc = (RunConfig.model_fields[section].annotation.__doc__ or "").strip().partition("\n")[0]
         lines += [f"\n{section}: {doc}", *entries]
@@ -173,15 +217,22 @@ def help_text() -> str:
 def _set_help() -> list[str]:
     """The keys of a data set, which is a value of --data.train and --data.val and has no flags of its own."""
     doc = (DataSetSection.__doc__ or "").partition("\n")[0]
-    keys = [f"      {name}: {_choices(info)}\n          {_described(info)}" for name, info in iter_keys(DataSetSection)]
+    keys = [_entry(f"{name}: {_choices(info)}", _described(info), indent=6) for name, info in iter_keys(DataSetSection)]
     return [f"  {doc} Its keys:", *keys]
 
 
+def _entry(name: str, text: str, *, indent: int = 2) -> str:
+    """A name, and below it what it is, in lines that a terminal can show."""
+    margin = " " * (indent + 4)
+    wrapped = textwrap.wrap(text, _WIDTH, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
+    return "\n".join([" " * indent + name, *wrapped])
+
+
 def _described(info: FieldInfo) -> str:
-    default = "required" if info.default is PydanticUndefined else _shown_default(info.default)
     extra = info.json_schema_extra
     unit = extra.get("unit", "-") if isinstance(extra, dict) else "-"
-    return f"{info.description}; unit {unit}, default {default}"
+    default = "required" if info.default is PydanticUndefined else f"default {_shown_default(info.default)}"
+    return f"{info.description}; {'' if unit == '-' else f'unit {unit}, '}{default}"
 
 
 def _recommended_keys() -> set[str]:

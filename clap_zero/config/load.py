@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 
 from clap_zero.config.data import DataSetSection
 from clap_zero.config.flags import FIELDS, help_text, read_flags
+from clap_zero.config.other_trainers import called_here
 from clap_zero.config.preset import load_preset
 from clap_zero.config.schema import PRESETS, RunConfig, accepts
 from clap_zero.config.values import nearest, parse_file, shown, to_yaml
@@ -127,20 +129,32 @@ def _read_file(path: str) -> tuple[dict[str, Any], dict[str, str]]:
         raise ConfigError(f"--config {path}: cannot be read: {reason}") from None
     content, lines = parse_file(path, text)
     values: dict[str, Any] = {}
+    faults = []
     for key, value in content.items():
         section = [known for known in FIELDS if known.startswith(f"{key}.")]
         if section and not isinstance(value, (dict, type(None))):
-            raise ConfigError(f"{path}:{lines[key]}: {key} is a section: give its keys below it, such as {section[0]}")
+            faults.append(f"{path}:{lines[key]}: {key} is a section: give its keys below it, such as {section[0]}")
+            continue
         entries = {f"{key}.{name}": entry for name, entry in (value or {}).items()} if section else {str(key): value}
         for name, entry in entries.items():
             if name not in FIELDS:
-                match = nearest(name, FIELDS)
-                hint = f"did you mean {match}?" if match else "--help lists all keys"
-                raise ConfigError(f"{path}:{lines.get(name, 1)}: unknown key {name}: {hint}")
-            if name in values:
-                raise ConfigError(f"{path}:{lines.get(name, 1)}: {name} is given twice: keep one of them")
-            values[name] = tuple(entry) if isinstance(entry, list) else entry
+                faults.append(f"{path}:{lines.get(name, 1)}: unknown key {name}: {_hint(name)}")
+            elif name in values:
+                faults.append(f"{path}:{lines.get(name, 1)}: {name} is given twice: keep one of them")
+            else:
+                values[name] = tuple(entry) if isinstance(entry, list) else entry
+    if faults:
+        raise ConfigError("\n".join(faults))
     return values, {name: f"{path}:{line}" for name, line in lines.items()}
+
+
+def _hint(name: str) -> str:
+    """What an unknown key of a file may be; keys that a file can hold are spelt as in files."""
+    hint = called_here(name)
+    if hint is not None:
+        return re.sub(r"--([\w.]*\w)", lambda flag: flag[1] if flag[1] in FIELDS else flag[0], hint)
+    match = nearest(name, FIELDS)
+    return f"did you mean {match}?" if match else "--help lists all keys"
 
 
 def _fill_from_preset(values: dict[str, Any], *, has_gpu: bool) -> list[str]:

@@ -141,9 +141,10 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     same_leaf = [key for key in known if key.rsplit(".", 1)[-1] == leaf]
     if same_leaf:
         return max(same_leaf, key=lambda key: difflib.SequenceMatcher(None, name, key).ratio())
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if close:
-        return close[0]
+    for key in difflib.get_close_matches(name, known, n=3, cutoff=0.6):
+        # Of `train.a` and `train.seed` most letters are equal, too: what stands after the section has to be alike.
+        if difflib.SequenceMatcher(None, leaf, key.rsplit(".", 1)[-1]).ratio() > 0.5:
+            return key
     by_leaf = {key.rsplit(".", 1)[-1]: key for key in known}
     close = difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.7)
     return by_leaf[close[0]] if close else None

@@ -14,15 +14,16 @@ _MOST_WORKERS = 8
 
 
 def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `clap-zero bench`."""
-    parser.add_argument("part", choices=("loader",), metavar="loader", help="the part that is measured")
+    """Adds the arguments of `clap-zero bench loader`."""
     parser.add_argument(
         "shards",
         nargs="+",
         metavar="SHARDS",
         help="split directories, tars or brace patterns, as --data.train takes them",
     )
-    parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to read (%(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, metavar="S", help="how long to read, in seconds (%(default)s)"
+    )
     parser.add_argument(
         "--workers",
         type=int,
@@ -45,7 +46,9 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     )
     same.add_argument("--seed", type=int, default=0, metavar="N", help="of order, crops and captions (%(default)s)")
     same.add_argument("--caption-key", default="text", metavar="KEY", help="key of the captions (%(default)s)")
-    same.add_argument("--max-seconds", type=float, default=60.0, metavar="S", help="longest part decoded (%(default)s)")
+    same.add_argument(
+        "--max-seconds", type=float, default=60.0, metavar="S", help="longest part decoded, in seconds (%(default)s)"
+    )
     same.add_argument("--shuffle-shards", type=int, default=16, metavar="N", help="shards mixed (%(default)s)")
     add_remote_arguments(parser)
 

@@ -37,7 +37,9 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("fusion", "rand_trunc"),
         help="kind of model, which a stored log-mel must fit (default: the kind that it was made for)",
     )
-    same.add_argument("--max-seconds", type=float, default=60.0, metavar="S", help="longest part decoded (%(default)s)")
+    same.add_argument(
+        "--max-seconds", type=float, default=60.0, metavar="S", help="longest part decoded, in seconds (%(default)s)"
+    )
     same.add_argument(
         "--max-caption-tokens", type=int, default=77, metavar="N", help="longest caption in tokens (%(default)s)"
     )

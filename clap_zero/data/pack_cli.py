@@ -46,7 +46,9 @@ def add_pack_arguments(parser: argparse.ArgumentParser) -> None:
         help="renames a value of the split column, '*' is every other, such as 5=test and '*=train'; may be repeated",
     )
     columns.add_argument("--split", default="train", help="split where no column says it (default: %(default)s)")
-    columns.add_argument("--caption-key", default="text", help="key of the captions in a folder's .json (%(default)s)")
+    columns.add_argument(
+        "--caption-key", default="text", metavar="KEY", help="key of the captions in a folder's .json (%(default)s)"
+    )
     parser.add_argument("--audio-root", type=Path, metavar="DIR", help="start of a manifest's relative paths")
     parser.add_argument("--dataset-config", metavar="NAME", help="configuration of the dataset")
     parser.add_argument(

@@ -18,13 +18,36 @@ LARGEST_DENSE = 16_384
 
 def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `clap-zero bench objective`."""
-    parser.add_argument("--sizes", default="2048,4096,8192,16384", help="numbers of pairs, with commas [pairs]")
-    parser.add_argument("--width", type=int, default=512, help="of the embeddings")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each form, alternating; medians are printed")
-    parser.add_argument("--threads", type=int, default=0, help="of torch; 0 takes all cores")
-    parser.add_argument("--rank-of", type=int, default=16, help="ranks that share the largest batch; 0 leaves this out")
-    parser.add_argument("--rank-pairs", type=int, default=65_536, help="size of the batch that they share [pairs]")
-    parser.add_argument("--json", type=Path, default=None, help="file for the figures")
+    parser.add_argument(
+        "--sizes",
+        metavar="N,N,...",
+        default="2048,4096,8192,16384",
+        help="batch sizes in pairs, with commas (%(default)s)",
+    )
+    parser.add_argument("--width", metavar="N", type=int, default=512, help="of the embeddings (%(default)s)")
+    parser.add_argument(
+        "--rounds",
+        metavar="N",
+        type=int,
+        default=3,
+        help="runs of each form, alternating; medians are printed (%(default)s)",
+    )
+    parser.add_argument("--threads", metavar="N", type=int, default=0, help="of torch; 0 takes all cores (%(default)s)")
+    parser.add_argument(
+        "--rank-of",
+        metavar="N",
+        type=int,
+        default=16,
+        help="ranks that share the largest batch; 0 leaves this out (%(default)s)",
+    )
+    parser.add_argument(
+        "--rank-pairs",
+        metavar="PAIRS",
+        type=int,
+        default=65_536,
+        help="size of the batch that they share, in pairs (%(default)s)",
+    )
+    parser.add_argument("--json", metavar="FILE", type=Path, default=None, help="file for the figures")
 
 
 def bench_from_args(args: argparse.Namespace) -> None:

@@ -19,17 +19,19 @@ OWN_FLAGS = {"world_size": "1", "num_samples": "", "memory_gb": "0", "device": "
 """The flags that are not those of `train`, with their defaults as they would be typed."""
 
 HELP = """\
-usage: clap-zero check-config --world-size N [--num-samples N] [--memory-gb X] [--device cpu|cuda] TRAIN_FLAGS ...
+usage: clap-zero check-config --ds_config FILE [--world-size N] [--num-samples N] [--memory-gb X] [--device cpu|cuda]
+                              [TRAIN_FLAGS ...]
        clap-zero check-config --schema
 
-Checks the flags of a `train` command and prints what they come to: the batch arithmetic, what is in force, the memory
-of a rank by part, the size of a checkpoint, the steps of an epoch, the schedule. Starts no rank and builds no model.
-Whether the device can do the precision that the DeepSpeed JSON asks for is seen only there.
+Checks the flags of a `train` command (`clap-zero train --help` lists them) and prints what they come to: the batch
+arithmetic, what is in force, the memory of a rank by part, the size of a checkpoint, the steps of an epoch, the
+schedule. Starts no rank and builds no model. Whether the device can do the precision that the DeepSpeed JSON asks for
+is seen only there.
 
-  --world-size N     ranks of the run; unit count, default 1
-  --num-samples N    training pairs; unit count, default: those of --data.train, or not known
+  --world-size N     ranks of the run; default 1
+  --num-samples N    training pairs; default: those of --data.train, or not known
   --memory-gb X      memory that one rank may use; unit GB, default not known (it then bounds nothing)
-  --device NAME      cpu or cuda; unit -, default: what this machine has
+  --device NAME      cpu or cuda; default: what this machine has
   --schema           print the JSON Schema of the run config, for editors, and end
 """
 

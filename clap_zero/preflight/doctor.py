@@ -32,12 +32,12 @@ Looks for what would spoil a run: versions, code, GPUs, disk, shared memory, lim
 compilations; then starts ranks that send each other known numbers. Trains nothing. Ends with 5 if something is wrong.
 With the flags of `train` it looks at that run's directory and data.
 
-  --hostfile F       look at all hosts of this file, over ssh, from here; unit -, default: this machine only
-  --ranks N          ranks to start on this machine, 0: none; unit count, default: one a GPU, at least 2. With
+  --hostfile F       look at all hosts of this file, over ssh, from here; default: this machine only
+  --ranks N          ranks to start on this machine, 0: none; default: one a GPU, at least 2. With
                      --hostfile the file's slots count; 0 leaves them out
-  --ssh COMMAND      program and options to reach the hosts; unit -, default: $CLAP_ZERO_SSH, else ssh
-  --master_addr A    address at which the ranks will meet; unit -, default: the launcher finds one
-  --master_port P    port at which they will meet; unit -, default 29500 with --hostfile, else a free one
+  --ssh COMMAND      program and options to reach the hosts; default: $CLAP_ZERO_SSH, else ssh
+  --master_addr A    address at which the ranks will meet; default: the launcher finds one
+  --master_port P    port at which they will meet; default 29500 with --hostfile, else a free one
 """
 
 _OWN = {"hostfile": "", "ranks": "", "ssh": "", "master_addr": "", "master_port": ""}

@@ -23,7 +23,7 @@ class LastWords:
 
     Attributes:
         message: What went wrong, in one line, without who says it.
-        line: The whole line.
+        line: The whole line; several where several things are wrong.
         details: A traceback for what nobody foresaw, else nothing.
         exit_code: Of the process.
         said_by_others: Whether this rank stays quiet, because another one says the same.
@@ -50,9 +50,10 @@ def last_words(error: BaseException, *, process: str, speaks_for_host: bool) -> 
     message, details, exit_code = _explained(error, moment)
     untold = _UNTOLD if process else _UNTOLD_ALONE
     where = ", ".join(part for part in (process, "" if moment.phase in untold else str(moment)) if part)
+    speaker = f"clap_zero{f' [{where}]' if where else ''}: error: "
     return LastWords(
         message=message,
-        line=f"clap_zero{f' [{where}]' if where else ''}: error: {message}",
+        line="\n".join(speaker + line for line in message.split("\n")),
         details=details,
         exit_code=exit_code,
         said_by_others=isinstance(error, ClapZeroError)

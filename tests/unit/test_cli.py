@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import types
@@ -45,6 +46,13 @@ def test_every_command_has_help(command: str) -> None:
         (["eval", "x", "--batch_size", "0"], "at least 1"),
         (["export", "x"], "DIR"),
         (["pack"], "required"),
+        (
+            ["pack", "--manifst", "x", "--ouut", "y"],
+            "--manifst: did you mean --manifest?, unknown argument --ouut: did",
+        ),
+        (["pack", "--folder", "x", "--out", "y", "z", "w"], "unexpected argument z and 1 more"),
+        (["bench"], "clap-zero bench: loader or objective"),
+        (["bench", "loadr", "x"], "clap-zero bench loadr: loader or objective"),
         (["check-config", "--ds_config", ZERO2, "--world-size", "0"], "--world-size 0"),
         (["check-config", "--world-size"], "needs a value"),
         (["doctor", "--ranks"], "--ranks needs a value"),
@@ -133,3 +141,18 @@ def test_nothing_heavy_before_a_command_is_known() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("set()")
+
+
+@pytest.mark.parametrize("words", ["-m clap_zero.cli pack", "-m clap_zero.cli bench loader", "-m clap_zero.train"])
+def test_help_does_not_wait_for_torch(words: str) -> None:
+    """Only what imports torch takes seconds; `-X importtime` tells every import."""
+    command = [sys.executable, "-X", "importtime", *words.split(), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "usage: " in done.stdout
+    assert not re.search(r"\| +(torch|deepspeed|transformers)$", done.stderr, re.MULTILINE)
+
+
+def test_help_into_a_pipe_that_closes_early_is_no_error() -> None:
+    command = f"{sys.executable} -m clap_zero.train --help | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -168,6 +168,7 @@ def test_doubled_keys_have_both_lines(tmp_path: Path) -> None:
         ('"optimizer": {"type": "SGD", "params": {"momentun": 0.9}}', "optimizer.params.momentum?"),
         ('"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 9}}', "unknown key scheduler.params"),
         ('"zero_optimization": {"offload_param": {"devise": "cpu"}}', "zero_optimization.offload_param.device?"),
+        ('"optimizer": {"type": "SGD", "params": {"betas": [0.9, 0.9]}}', "optimizer.type has no such parameter"),
     ],
 )
 def test_unknown_keys_name_the_nearest_and_the_level(tmp_path: Path, text: str, hint: str) -> None:

@@ -134,6 +134,11 @@ def test_ds_overrides_keep_their_types() -> None:
         (["--train.seed", "1", "--train.seed", "2"], "given twice"),
         (["--ds.a", "1", "--ds.a", "2"], "given twice"),
         (["3"], "unexpected argument '3'"),
+        (["train.seed=3"], "write --train.seed=3"),
+        (["+data.train=x"], "write --data.train=x"),
+        (["--data.train", "s/0.tar", "s/1.tar", "s/2.tar"], "'s/1.tar' and 1 more: give --data.train the directory"),
+        (["--train.a", "3"], "unknown flag --train.a: --help lists them all"),
+        (["--optimizer.params.lr", "3"], "--ds.optimizer.params.lr"),
         (["--", "x"], "unexpected argument '--'"),
     ],
 )
@@ -171,6 +176,31 @@ def test_wrong_values_name_flag_value_and_way_out(argv: list[str], parts: list[s
 def test_every_wrong_value_gets_its_line() -> None:
     lines = refusal(*DS, "--train.max_steps", "0", "--model.dropout", "2", "--checkpoint.keep", "x").splitlines()
     assert len(lines) == 3
+
+
+def test_every_unusable_flag_gets_its_line() -> None:
+    argv = ["--bf16", "--lr", "1e-3", "--train.seed", "1", "2", "--nope=3", "--train.workerz", "4", "--data.val"]
+    assert refusal(*argv).splitlines() == [
+        "unknown flag --bf16: did you mean --ds.bf16.enabled true?",
+        "unknown flag --lr: did you mean --train.learning_rate?",
+        "unexpected argument '2': every value follows its flag, as in --train.seed 1",
+        "unknown flag --nope: --help lists them all",
+        "unknown flag --train.workerz: did you mean --data.workers?",
+        "--data.val needs a value (a value that begins with -- is written --data.val=VALUE)",
+    ]
+
+
+def test_every_unknown_key_of_a_file_gets_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("lr: 3e-4\ntrain:\n  seeed: 1\n  batch_size: 8\nbf16: {enabled: true}\nwandb: x\n")
+    assert refusal(*DS, "--config", str(file)).replace(f"{file}:", "").splitlines() == [
+        "1: unknown key lr: did you mean train.learning_rate?",
+        "3: unknown key train.seeed: did you mean train.seed?",
+        "4: unknown key train.batch_size: did you mean train.micro_batch_size (pairs per forward and rank) or "
+        "train.global_batch_size (per step, all ranks)?",
+        "5: unknown key bf16: did you mean --ds.bf16.enabled true?",
+        "6: wandb is a section: give its keys below it, such as wandb.mode",
+    ]
 
 
 def test_missing_ds_config_says_what_to_give() -> None:
@@ -275,10 +305,11 @@ def test_help_lists_every_key_with_unit_and_default(capsys: pytest.CaptureFixtur
     text = capsys.readouterr().out
     assert text == help_text()
     for key, info in FIELDS.items():
-        entry = text.partition(f"  --{key} ")[2].partition("\n  --")[0]
+        entry = " ".join(text.partition(f"  --{key} ")[2].partition("\n  --")[0].split())
         assert str(info.description) in entry, key
-        assert "; unit " in entry, key
-        assert ", default " in entry, key
+        unit = info.json_schema_extra["unit"]
+        assert f"; {'' if unit == '-' else f'unit {unit}, '}{'default ' if key != 'ds_config' else 'required'}" in entry
+    assert max(map(len, text.splitlines())) <= 120
 
 
 def test_config_is_light_to_import() -> None:

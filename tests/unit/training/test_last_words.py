@@ -42,6 +42,11 @@ def test_before_a_run_is_there_a_line_names_no_phase() -> None:
     assert words_of(ConfigError("a"), process="").line == "clap_zero: error: a"
 
 
+def test_every_line_of_several_faults_says_who_speaks() -> None:
+    set_step(0)
+    assert words_of(ConfigError("a\nb"), process="").line == "clap_zero: error: a\nclap_zero: error: b"
+
+
 def test_a_job_of_one_names_no_phase_of_checks() -> None:
     set_step(0)
 
