@@ -27,6 +27,7 @@ from clap_zero.data.patterns import (
 from clap_zero.data.places import ReadPolicy, is_pipe, is_remote, join, local_path, shown
 from clap_zero.data.sizes import SIZES_FILE, parse_sizes, read_sizes
 from clap_zero.data.spans import SPANS_FILE
+from clap_zero.data.unpacked import instead_of_shards
 from clap_zero.errors import DataError
 
 _logger = logging.getLogger(__name__)
@@ -83,6 +84,9 @@ def find_shards(pattern: str, policy: ReadPolicy) -> list[Found]:
     if Path(path).is_dir():
         return [_directory(path, policy)]
     exists = Path(path).exists()
+    instead = instead_of_shards(pattern, path) if exists or policy.missing != "skip" else None
+    if instead is not None:
+        raise DataError(instead)
     if "*" in pattern and not exists:
         raise DataError(_STAR.format(pattern))
     parent, base = os.path.split(path)
@@ -114,9 +118,7 @@ def _directory(path: str, policy: ReadPolicy) -> Found:
     if SIZES_FILE not in there:
         names = natural_sorted(name for name in there if _is_tar(name))
         if not names:
-            below = sorted(p.parent.name for p in Path(path).glob("*/" + SIZES_FILE))
-            hint = f"; it has the splits {below}: give one of them" if below else ""
-            raise DataError(f"{path} holds no .tar files{hint}")
+            raise DataError(instead_of_shards(path, path))
         return _chosen(head, "", names, {}, with_spans=False)
     sizes = read_sizes(head)
     missing = [head + name for name in sizes if name not in there]
