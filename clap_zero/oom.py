@@ -16,16 +16,20 @@ _ONEDNN = "could not create a primitive"
 _ASKED = re.compile(r"(?:allocate|Unable to allocate) ([\d.]+ ?(?:bytes|[KMGTPE]i?B))")
 _CAPACITY = re.compile(r"total capacity of ([\d.]+ ?[KMGTPE]iB)")
 
-_STAGE = "raise zero_optimization.stage, or offload with zero_optimization.offload_optimizer"
+_STAGE = (
+    "raise zero_optimization.stage (--ds.zero_optimization.stage 3), or offload "
+    "(--ds.zero_optimization.offload_optimizer.device cpu)"
+)
 _BATCH = (
-    "lower train_micro_batch_size_per_gpu (the global batch stays if gradient_accumulation_steps rises), add an "
-    f"activation_checkpointing section to the DeepSpeed JSON, or {_STAGE}"
+    "lower train_micro_batch_size_per_gpu (--ds.train_micro_batch_size_per_gpu N; the global batch stays if "
+    "gradient_accumulation_steps rises), switch activation checkpointing on where it is off "
+    f"(--ds.activation_checkpointing '{{}}'), {_STAGE}"
 )
 _WAYS_OUT = {
-    "data": "lower data.workers or the micro batch, or give the job more memory",
+    "data": "lower --data.workers or the micro batch, or give the job more memory",
     "forward": _BATCH,
     "backward": _BATCH,
-    "evaluation": "lower evaluate.batch_size",
+    "evaluation": "lower --evaluate.batch_size",
 }
 
 

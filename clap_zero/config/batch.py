@@ -172,7 +172,10 @@ def _bounded(micro: int, largest_micro: int | None, why: list[str]) -> int:
     if largest_micro is None or micro <= largest_micro:
         return micro
     if largest_micro < MIN_PAIRS:
-        why.append(f"micro {MIN_PAIRS} although the estimate says that a rank has not the memory for it")
+        why.append(
+            f"micro {MIN_PAIRS} although the estimate says that a rank has not the memory for it: switch activation "
+            "checkpointing on where it is off (--ds.activation_checkpointing '{}')"
+        )
         return MIN_PAIRS
     why.append(f"micro at most {largest_micro}: what the smallest memory of a rank holds by the estimate")
     return largest_micro

@@ -168,9 +168,11 @@ def _told_memory(command: CommandLine, resolved: ResolvedDeepSpeed, place: Place
     if estimate.disk:
         yield f"on the NVMe disk: {_parts(estimate.disk)} GB a rank"
     if place.memory_bytes and estimate.device_bytes > place.memory_bytes:
+        recompute = "" if resolved.activation_checkpointing else "--ds.activation_checkpointing '{}' (recomputes), "
         yield (
             f"warning: that is more than the {gigabytes(place.memory_bytes)} GB of a rank: lower "
-            "train_micro_batch_size_per_gpu, add activation_checkpointing, raise zero_optimization.stage, or offload"
+            f"--ds.train_micro_batch_size_per_gpu, {recompute}--ds.zero_optimization.stage 3, or offload "
+            "(--ds.zero_optimization.offload_optimizer.device cpu)"
         )
     yield f"one checkpoint: {gigabytes(estimate.checkpoint)} GB, at most {command.run.checkpoint.keep + 1} at a time"
 

@@ -30,7 +30,8 @@ usage: clap-zero doctor [--hostfile F] [--ranks N] [TRAIN_FLAGS ...]
 
 Looks for what would spoil a run: versions, code, GPUs, disk, shared memory, limits, ports, ssh, clocks, stale locks of
 compilations; then starts ranks that send each other known numbers. Trains nothing. Ends with 5 if something is wrong.
-With the flags of `train` it looks at that run's directory and data.
+With the flags of `train` it looks at that run's directory and data, and ends with 2 for a wrong flag, 3 for data that
+are not there.
 
   --hostfile F       look at all hosts of this file, over ssh, from here; default: this machine only
   --ranks N          ranks to start on this machine, 0: none; default: one a GPU, at least 2. With

@@ -55,7 +55,10 @@ def test_offload_a_schedule_of_the_json_and_too_little_memory(tmp_path: Path) ->
     lines = story("--ds_config", str(path), "--memory-gb", "8", "--train.max_steps", "100", "--world-size", "4")
     text = "\n".join(lines)
     assert "host memory beside it: 0.61 GB a rank = optimizer 0.46 + gradients 0.15" in text
-    assert "warning: that is more than the 8 GB of a rank: lower train_micro_batch_size_per_gpu" in text
+    warning = "warning: that is more than the 8 GB of a rank: lower --ds.train_micro_batch_size_per_gpu, "
+    assert f"{warning}--ds.activation_checkpointing '{{}}' (recomputes), --ds.zero_optimization.stage 3" in text
+    on = "\n".join(story("--ds_config", str(path), "--memory-gb", "1", "--ds.activation_checkpointing", "{}"))
+    assert "more than the 1 GB of a rank" in on and "recomputes" not in on
     assert "schedule: WarmupLR of the DeepSpeed JSON, 0 at step 1, 0.0001 at step 12, 0.0001 at step 56" in text
 
 

@@ -69,3 +69,10 @@ def test_a_deepspeed_json_that_is_wrong_is_refused(
         path.write_text(text)
     assert cli.main(["doctor", "--ranks", "0", "--ds_config", str(path), *flags]) == 2
     assert part in capsys.readouterr().err
+
+
+def test_data_that_are_not_there_have_the_code_of_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "ds.json").write_text("{}")
+    words = ["doctor", "--ranks", "0", "--ds_config", str(tmp_path / "ds.json"), "--data.train", str(tmp_path / "no")]
+    assert cli.main(words) == 3
+    assert "/no is not there" in capsys.readouterr().err

@@ -98,7 +98,7 @@ def test_l11_out_of_memory_on_a_gpu_says_what_it_has() -> None:
 
     line = words_of(raised("evaluation", act)).line
     assert "out of memory on the device, 20.00 MiB more were asked for, at most " in line
-    assert line.endswith(" of 79.11 GiB: lower evaluate.batch_size")
+    assert line.endswith(" of 79.11 GiB: lower --evaluate.batch_size")
 
 
 @pytest.mark.parametrize(
