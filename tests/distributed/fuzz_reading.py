@@ -15,6 +15,7 @@ from clap_zero.data.index import load_index
 from clap_zero.data.loader import train_batches
 from clap_zero.distributed.collectives import all_gather_objects, rank_and_size
 from tests.distributed.fuzz_shards import CONFIG, Owner, owners, windows
+from tests.processes import command_of
 
 MICRO_BATCH = 4
 
@@ -42,7 +43,7 @@ class Account:
 
 def workers() -> list[psutil.Process]:
     """The loader's processes of this rank: the children of its fork server, oldest first."""
-    servers = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
+    servers = [child for child in psutil.Process().children() if "forkserver" in command_of(child)]
     return sorted((worker for server in servers for worker in server.children()), key=lambda worker: worker.pid)
 
 

@@ -14,6 +14,7 @@ import psutil
 
 from tests.hosts.faults import Fault, Scene
 from tests.hosts.jobs import BIN, find, kill, rank_processes
+from tests.processes import command_of, words_of
 
 SECOND = {"host": r"\bnode2\b", "rank": r"\brank 1\b"}
 FIRST = {"host": r"\bnode1\b", "rank": r"\brank 0\b"}
@@ -37,7 +38,7 @@ def kill_first_rank(scene: Scene) -> None:
 def kill_launch_py(scene: Scene) -> None:
     # The shell that sshd starts has the same words on its command line; Python's has them one by one.
     words = ["-u", "-m", "deepspeed.launcher.launch"]
-    kill(next(p for p in scene.bed.host("node2").processes() if p.cmdline()[1:4] == words))
+    kill(next(p for p in scene.bed.host("node2").processes() if words_of(p)[1:4] == words))
 
 
 def kill_front(scene: Scene) -> None:
@@ -58,7 +59,7 @@ def starve_rank(scene: Scene) -> None:
 def kill_loader_worker(scene: Scene) -> None:
     """The youngest process of a rank's fork server, as the kernel's out-of-memory killer would."""
     server_and_workers = rank_on(scene, "node2").children(recursive=True)
-    workers = [p for p in server_and_workers if "forkserver" in " ".join(psutil.Process(p.ppid()).cmdline())]
+    workers = [p for p in server_and_workers if "forkserver" in command_of(psutil.Process(p.ppid()))]
     kill(max(workers, key=psutil.Process.create_time))
 
 

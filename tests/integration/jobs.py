@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from clap_zero.training.run_directory import read_jsonl
+from tests.processes import command_of
 
 BIN = Path(sys.executable).parent
 MODULE = "clap_zero.train"
@@ -78,7 +79,8 @@ def job(words: Sequence[str], *, cwd: Path, **variables: str) -> Iterator[subpro
         yield process
     finally:
         for one in session_processes(process.pid):
-            one.kill()
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
         if process.stdout is not None and not process.stdout.closed:  # a failed wait has read it
             process.communicate()
         process.wait()
@@ -87,16 +89,18 @@ def job(words: Sequence[str], *, cwd: Path, **variables: str) -> Iterator[subpro
 def session_processes(session: int) -> list[psutil.Process]:
     """All living processes of a session, orphans included, and those that torchrun put into sessions of their own."""
     try:
-        found = [one for one in psutil.Process(session).children(recursive=True) if os.getsid(one.pid) != session]
+        below = psutil.Process(session).children(recursive=True)
     except psutil.NoSuchProcess:
-        found = []
-    for one in psutil.process_iter():
-        try:
-            if os.getsid(one.pid) == session and one.status() != psutil.STATUS_ZOMBIE:
-                found.append(one)
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue
-    return found
+        below = []
+    inside, outside = [], []
+    for one in {*below, *psutil.process_iter()}:
+        # Any of them may end between two of these lines.
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getsid(one.pid) != session:
+                outside.extend([one] if one in below else [])
+            elif one.status() != psutil.STATUS_ZOMBIE:
+                inside.append(one)
+    return outside + inside
 
 
 def ranks(session: int) -> dict[int, psutil.Process]:
@@ -114,7 +118,7 @@ def ranks(session: int) -> dict[int, psutil.Process]:
 
 def launch_py(session: int) -> psutil.Process:
     """DeepSpeed's launch.py of a job."""
-    return next(p for p in session_processes(session) if any("deepspeed.launcher.launch" in w for w in p.cmdline()))
+    return next(one for one in session_processes(session) if "deepspeed.launcher.launch" in command_of(one))
 
 
 def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str], *, timeout_s: float = 120) -> None:

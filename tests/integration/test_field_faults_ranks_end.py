@@ -14,6 +14,7 @@ import pytest
 
 from clap_zero.training.run_directory import RunLock
 from tests.integration.jobs import BIN, FAST, job, session_processes, steps, wait_for_step, wait_until_gone
+from tests.processes import command_of, words_of
 
 pytestmark = pytest.mark.integration
 
@@ -34,8 +35,8 @@ def faulty_job(fault: str, rank: int, folder: Path, shards: tuple[Path, Path], p
 
 def ranks_of(session: int) -> dict[int, psutil.Process]:
     """The training processes, but not the fork servers and workers that they have started."""
-    found = [one for one in session_processes(session) if str(FAULTY) in one.cmdline() and "-u" in one.cmdline()]
-    return {int(one.environ()["RANK"]): one for one in found if "deepspeed" not in " ".join(one.cmdline()[:4])}
+    found = [one for one in session_processes(session) if {str(FAULTY), "-u"} <= set(words_of(one))]
+    return {int(one.environ()["RANK"]): one for one in found if "deepspeed" not in " ".join(words_of(one)[:4])}
 
 
 def assert_all_over(process, folder: Path, port: int, *, since: float) -> str:
@@ -105,7 +106,7 @@ def test_l11_a_data_worker_that_is_killed_for_memory_ends_all_and_is_named(tmp_p
     flags = ("--train.max_steps", "500", "--data.workers", "1")
     with faulty_job("none", 0, tmp_path, shards, port, *flags) as process:
         wait_for_step(tmp_path / "run", 3, process)
-        servers = [one for one in ranks_of(process.pid)[1].children() if "forkserver" in " ".join(one.cmdline())]
+        servers = [one for one in ranks_of(process.pid)[1].children() if "forkserver" in command_of(one)]
         worker = servers[0].children()[0]
         worker.kill()
         output = assert_all_over(process, tmp_path, port, since=time.monotonic())

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.processes import command_of
 from tests.unit.data.shard_files import write_split, write_tar
 
 SCRIPT = "import sys; from clap_zero.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -49,7 +50,7 @@ def wait_for_server(process: psutil.Process) -> psutil.Process:
     until = time.monotonic() + 60
     while time.monotonic() < until:
         for child in process.children():
-            if "forkserver" in " ".join(child.cmdline()):
+            if "forkserver" in command_of(child):
                 return child
         time.sleep(0.01)
     raise AssertionError("no fork server")

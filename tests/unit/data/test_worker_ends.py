@@ -17,6 +17,7 @@ from clap_zero.data.index import load_index
 from clap_zero.data.loader import LOOK_S, train_batches
 from clap_zero.data.worker_ends import WatchedWorkers
 from clap_zero.errors import DataError
+from tests.processes import command_of
 from tests.unit.data.shard_files import write_split
 from tests.unit.data.taking import plan
 
@@ -35,7 +36,7 @@ def worker_of_this_process() -> psutil.Process:
         child
         for server in psutil.Process().children()
         for child in server.children()
-        if "forkserver" in str(server.cmdline())
+        if "forkserver" in command_of(server)
     ]
     assert len(children) == 1, children
     return children[0]

@@ -17,17 +17,10 @@ from clap_zero.audio.clips import FeatureConfig
 from clap_zero.data.index import load_index
 from clap_zero.data.loader import LoaderPlan, train_batches
 from clap_zero.errors import DataError
+from tests.processes import command_of
 from tests.unit.data.shard_files import write_split
 
 PLAN = LoaderPlan(rank=0, world_size=1, micro_batch=2, features=FeatureConfig("rand_trunc"), workers=2)
-
-
-def command_of(process: psutil.Process) -> str:
-    """Its command line; nothing of one that has ended and was not waited for."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return ""
 
 
 def worker_pids(process: psutil.Process) -> list[int]:
