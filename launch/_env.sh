@@ -62,6 +62,18 @@ has_moved() {  # the same folder under another name (a link, an automount) has n
     [ -f "$STAMP" ] && ! [ "$(head -n 1 "$STAMP")/.venv" -ef "$VENV" ]
 }
 
+pip_progress() {  # of what pip prints: the large parts, and when it begins to unpack
+    local line name size large='(Downloading|Using cached) ([^ ]+) \(([0-9]+)[0-9.]* ([MG])B\)$'
+    while IFS= read -r line; do
+        if [[ "$line" =~ $large ]]; then
+            name="${BASH_REMATCH[2]##*/}" size="${BASH_REMATCH[3]} ${BASH_REMATCH[4]}B"
+            [ "${BASH_REMATCH[4]}" = M ] && [ "${BASH_REMATCH[3]}" -lt 50 ] || say "  ${BASH_REMATCH[1]} ${name%%-*} ($size)"
+        elif [[ "$line" == "Installing collected packages:"* ]]; then
+            say "  Unpacking; the longest step, without a word"
+        fi
+    done
+}
+
 setup_locked() {
     local python wanted_now free_kb
     python="$(find_python)" || { install_debian python3 python3-venv && python="$(find_python)"; } ||
@@ -77,9 +89,12 @@ setup_locked() {
     rm -f -- "$STAMP"
     free_kb="$(df -Pk "$ROOT" | awk 'NR == 2 { print $4 }')"
     [ "$free_kb" -gt 8000000 ] || say "warning: $((free_kb / 1000000)) GB free at $ROOT; the installation takes up to 7 GB"
-    say "installing into $VENV (about two minutes and 6 GB the first time)"
+    say "installing into $VENV: 6 GB and about two minutes, longer where the network is slow"
+    SECONDS=0
     "$PY" -m pip install -q --upgrade pip </dev/null || say "warning: pip could not be upgraded; going on with the old one"
-    "$PY" -m pip install -q -e '.[dev]' </dev/null || fail 5 "the installation failed; the reason stands above"
+    PYTHONUNBUFFERED=1 "$PY" -m pip install --progress-bar off -e '.[dev]' </dev/null | pip_progress ||
+        fail 5 "the installation failed; the reason stands above"
+    say "installed in $SECONDS s"
     wanted "$PY" >"$STAMP"
 }
 

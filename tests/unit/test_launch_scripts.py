@@ -152,3 +152,26 @@ def test_a_checkout_under_another_name_keeps_its_environment(tmp_path: Path) -> 
     moved = check.replace("usable_venv() { :; }", "usable_venv() { false; }")
     assert subprocess.run(["bash", "-c", moved], cwd=tmp_path, check=False).returncode == 9
     assert not (home / ".venv" / "mine").exists(), "a moved environment is made anew"
+
+
+PIP = """\
+Obtaining file:///checkout
+Collecting torch>=2.6 (from clap-zero==0.1.0)
+  Downloading torch-2.14.1-cp311-cp311-manylinux_2_28_x86_64.whl.metadata (30 kB)
+  Downloading https://example.org/a-b/torch-2.14.1-cp311-cp311-manylinux_2_28_x86_64.whl (906.4 MB)
+Using cached nvidia_cublas_cu12-12.8.4.1-py3-none-manylinux_2_27_x86_64.whl (1.2 GB)
+Downloading numpy-2.3.1-cp311-cp311-manylinux_2_28_x86_64.whl (16.9 MB)
+Installing collected packages: mpmath, torch, numpy
+Successfully installed mpmath-1.3.0 numpy-2.3.1 torch-2.14.1
+"""
+
+
+def test_an_installation_tells_its_large_parts_and_keeps_its_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "pip").write_text(PIP)
+    done = bash(f"{{ cat {tmp_path}/pip; exit 3; }} | pip_progress")
+    assert done.returncode == 3
+    assert done.stdout.splitlines() == [
+        "  Downloading torch (906 MB)",
+        "  Using cached nvidia_cublas_cu12 (1 GB)",
+        "  Unpacking; the longest step, without a word",
+    ]
