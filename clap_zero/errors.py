@@ -51,3 +51,8 @@ class DivergedError(ClapZeroError):
 def first_line(error: BaseException) -> str:
     """What an error of a library says, as one line; the name of its class where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def one_line(text: str) -> str:
+    """Text for a message that holds names of others: line breaks and other control characters are escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -17,7 +17,7 @@ import numpy as np
 import soundfile
 
 from clap_zero.audio import ffmpeg
-from clap_zero.audio.headers import with_all_samples
+from clap_zero.audio.headers import corrected
 from clap_zero.audio.in_memory import open_sound
 from clap_zero.audio.kinds import FFMPEG_KINDS, OTHER_KINDS, SOUNDFILE_KINDS, AudioError, find_kind
 from clap_zero.audio.mp3 import with_true_length
@@ -125,15 +125,13 @@ def _message(error: soundfile.LibsndfileError) -> str:
 
 
 def _decode_with_soundfile(data: bytes, kind: str, part: Part) -> DecodedAudio:
-    mp3 = with_true_length(data) if kind == "MP3" else None
     note = None
-    if mp3 is not None:
-        data = mp3.data
-        if mp3.announced_s is not None and mp3.announced_s - mp3.counted_s > 0.1:
-            note = f"MP3 is cut short: {mp3.counted_s:.2f} s of {mp3.announced_s:.2f} s are there"
-    longer = with_all_samples(data, kind)
-    if longer is not None:
-        data, note = longer, f"{kind} holds more than its header announces: all of it is used"
+    if kind == "MP3":
+        mp3 = with_true_length(data)
+        if mp3 is not None:
+            data, note = mp3.data, mp3.note
+    else:
+        data, note = corrected(data, kind) or (data, None)
     with open_sound(data) as file:
         check_rate(file.samplerate, kind)
         rate_hz, announced = file.samplerate, file.frames
@@ -152,8 +150,9 @@ def _decode_with_soundfile(data: bytes, kind: str, part: Part) -> DecodedAudio:
 
 
 def _damage(num_readable: int, audio: DecodedAudio, announced: int, problem: str | None) -> str | None:
-    if announced >= UNKNOWN_FRAMES:
-        # A stream written to a pipe: it ends where it ends, and libsndfile complains at the end of every one.
+    if announced >= UNKNOWN_FRAMES or (problem is None and num_readable >= announced):
+        # A stream written to a pipe ends where it ends, and libsndfile complains at the end of every one. And some
+        # codecs can only be read from the start.
         return audio.note
     reason = f" ({problem})" if problem else ""
     return f"{audio.kind} is damaged or cut short: readable to {num_readable / audio.sample_rate_hz:.2f} s{reason}"

@@ -1,85 +1,167 @@
-"""WAV and FLAC headers that announce less than there is: writers that were killed, or that never came back to them.
+"""Headers that announce other than there is: of writers that were killed or wrote into a pipe, and of files cut short.
 
-libsndfile reads no further than a header says, so a recording of a minute could be one of a second, in silence. (What
-announces too much, or nothing, shows when it is decoded.)
+libsndfile reads no further than a header says, so a recording of a minute could be one of a second, in silence; and of
+a file that was cut it says nothing. RF64 and BW64, whose long sizes no file needs that fits into memory, become plain
+RIFF: of some it finds no samples.
 
-Sources: "Multimedia Programming Interface and Data Specifications 1.0" (RIFF), RFC 9639 (FLAC).
+Sources: "Multimedia Programming Interface and Data Specifications 1.0" (RIFF), EBU Tech 3306 (RF64), ITU-R BS.2088
+(BW64), "Audio Interchange File Format" 1.3, Apple's "Core Audio Format Specification" 1.0, RFC 9639 (FLAC), RFC 3533
+(Ogg).
 """
 
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
-_CHUNK = struct.Struct("<4sI")
-_KNOWN_CHUNKS = {b"LIST", b"id3 ", b"ID3 ", b"bext", b"cue ", b"iXML", b"PEAK", b"JUNK", b"_PMX", b"smpl", b"afsp"}
-_TAGS = (b"TAG", b"ID3", b"APETAGEX", b"LYRICS")
+from clap_zero.audio.kinds import TAGS, skip_id3
+
+
+class _Layout(NamedTuple):
+    """Where the chunks of a file begin, the name and size before each, and the name of the one with the samples."""
+
+    first: int
+    chunk: struct.Struct
+    samples: bytes
+
+
+_LITTLE, _BIG, _LONG = struct.Struct("<4sI"), struct.Struct(">4sI"), struct.Struct(">4sQ")
+_LAYOUTS = {
+    b"RIFF": _Layout(12, _LITTLE, b"data"),
+    b"RIFX": _Layout(12, _BIG, b"data"),
+    b"RF64": _Layout(12, _LITTLE, b"data"),
+    b"BW64": _Layout(12, _LITTLE, b"data"),
+    b"FORM": _Layout(12, _BIG, b"SSND"),
+    b"caff": _Layout(8, _LONG, b"data"),
+}
+_RF64 = (b"RF64", b"BW64")
+_IN_DS64, _DS64_SIZE_PLACE = 0xFFFFFFFF, 28
+_OPEN_BYTES, _SLACK_BYTES = 0x7FFF0000, 4_096
+"""Writers into pipes announce so much or more: nothing is missing then. Nor is it worth a word where little is."""
+_KNOWN_CHUNKS = {
+    b"LIST", b"id3 ", b"ID3 ", b"bext", b"cue ", b"iXML", b"PEAK", b"JUNK", b"_PMX", b"smpl", b"afsp", b"(c) ",
+}  # fmt: skip
 _MAX_CHUNKS = 1_000
 _FLAC_TAIL_BYTES = 65_536
 _FLAC_CANDIDATES = 64
 _FLAC_SYNCS = (b"\xff\xf8", b"\xff\xf9")
 """How frames begin whose blocks are equally long, and others."""
+_OGG_HEADER_BYTES = 27
 
 
-def with_all_samples(data: bytes, kind: str) -> bytes | None:
-    """The file with a header that announces all its samples; None where it does already, or the kind is another.
+def corrected(data: bytes, kind: str) -> tuple[bytes, str | None] | None:
+    """A file with a header that announces what is there, and a note where it did not; None where all is well.
 
     Args:
         data: The whole file.
         kind: What it is, as `find_kind` says.
     """
-    if kind == "WAV" and data[:4] == b"RIFF":
-        return _wav(data)
-    if kind == "FLAC" and data[:4] == b"fLaC":
-        return _flac(data)
+    if data[:3] == b"ID3" and kind in ("WAV", "FLAC"):
+        data = data[skip_id3(data) :]
+    if kind in ("WAV", "AIFF", "CAF") and data[:4] in _LAYOUTS:
+        return _chunked(data, kind, _LAYOUTS[data[:4]])
+    if kind == "FLAC":
+        longer = _flac(data)
+        return None if longer is None else (longer, _more(kind))
+    if kind == "AU":
+        return _au(data)
+    if kind.startswith("Ogg") and _is_cut_ogg(data):
+        return data, f"{kind} is cut short: its last page is not whole"
     return None
 
 
-def _wav(data: bytes) -> bytes | None:
-    found = _find_data_chunk(data)
+def _more(kind: str) -> str:
+    return f"{kind} holds more than its header announces: all of it is used"
+
+
+def _less(kind: str, announced: int, there: int) -> str | None:
+    if announced >= _OPEN_BYTES or announced - there <= _SLACK_BYTES:
+        return None
+    return f"{kind} is cut short: {there:,} of the {announced:,} bytes of its samples are there"
+
+
+def _chunked(data: bytes, kind: str, layout: _Layout) -> tuple[bytes, str | None] | None:
+    found = _find_samples(data, layout)
     if found is None:
         return None
-    start, size = found
-    if start + size >= len(data) or _holds_no_samples(data, start + size):
-        return None
-    riff, chunk = struct.pack("<I", min(len(data) - 8, 2**32 - 1)), struct.pack("<I", len(data) - start)
-    return data[:4] + riff + data[8 : start - 4] + chunk + data[start:]
+    start, announced = found
+    size = there = len(data) - start
+    if announced >= there:
+        note = _less(kind, announced, there)
+        is_read = size == announced or layout.chunk is not _LONG  # else libsndfile ends with the file by itself
+    elif _holds_no_samples(data, start + announced, layout.chunk):
+        size, note, is_read = announced, None, True
+    else:
+        note, is_read = _more(kind), False
+    if is_read and data[:4] not in _RF64:
+        return None if note is None else (data, note)
+    head = bytearray(data[:start])
+    if layout.chunk is not _LONG:
+        layout.chunk.pack_into(head, 0, b"RIFF" if data[:4] in _RF64 else data[:4], min(len(data) - 8, 2**32 - 1))
+    layout.chunk.pack_into(head, start - layout.chunk.size, layout.samples, size)
+    return bytes(head) + data[start:], note
 
 
-def _find_data_chunk(data: bytes) -> tuple[int, int] | None:
+def _find_samples(data: bytes, layout: _Layout) -> tuple[int, int] | None:
     """Where the samples start, and how many bytes of them are announced."""
-    position = 12
+    position = layout.first
     for _ in range(_MAX_CHUNKS):
-        if position + _CHUNK.size > len(data):
+        if position + layout.chunk.size > len(data):
             return None
-        name, size = _CHUNK.unpack_from(data, position)
-        position += _CHUNK.size
-        if name == b"data":
+        name, size = layout.chunk.unpack_from(data, position)
+        position += layout.chunk.size
+        if name == layout.samples:
+            if size == _IN_DS64 and data[:4] in _RF64 and data[12:16] == b"ds64":
+                size = int.from_bytes(data[_DS64_SIZE_PLACE : _DS64_SIZE_PLACE + 8], "little")
             return position, size
-        position += size + size % 2
+        position += _padded(size, layout.chunk)
     return None
 
 
-def _holds_no_samples(data: bytes, end: int) -> bool:
+def _padded(size: int, chunk: struct.Struct) -> int:
+    return size if chunk is _LONG else size + size % 2
+
+
+def _holds_no_samples(data: bytes, end: int, chunk: struct.Struct) -> bool:
     """Whether what stands behind the announced samples is something else: chunks, tags, padding."""
     rest = data[end : end + 65_536]
-    if rest.startswith(_TAGS) or not any(rest):
+    if rest.startswith(TAGS) or not any(rest):
         return True
-    return any(_are_chunks(data, end + padding) for padding in (end % 2, 0))
+    return any(_are_chunks(data, end + padding, chunk) for padding in (end % 2, 0))
 
 
-def _are_chunks(data: bytes, position: int) -> bool:
+def _are_chunks(data: bytes, position: int, chunk: struct.Struct) -> bool:
     for _ in range(_MAX_CHUNKS):
-        if len(data) - position < _CHUNK.size:  # a chunk may lack its byte of padding, or have some more
+        if len(data) - position < chunk.size:  # a chunk may lack its byte of padding, or have some more
             return True
-        name, size = _CHUNK.unpack_from(data, position)
+        name, size = chunk.unpack_from(data, position)
         if name in _KNOWN_CHUNKS and position + size > len(data):
             return True  # cut short
-        if not (name.isascii() and name.strip(b" ").replace(b"_", b"").isalnum()):
-            return data[position : position + 8].startswith(_TAGS) or not any(data[position : position + 65_536])
-        position += _CHUNK.size + size + size % 2
+        if not (name in _KNOWN_CHUNKS or (name.isascii() and name.strip(b" ").replace(b"_", b"").isalnum())):
+            return data[position : position + 8].startswith(TAGS) or not any(data[position : position + 65_536])
+        position += chunk.size + _padded(size, chunk)
         if position > len(data) + 1:
             return False
     return True
+
+
+def _au(data: bytes) -> tuple[bytes, str | None] | None:
+    start, announced = (int.from_bytes(data[place : place + 4], "big") for place in (4, 8))
+    there = len(data) - start
+    if announced < there and start >= 24:
+        return data[:8] + b"\xff" * 4 + data[12:], _more("AU")
+    note = _less("AU", announced, there)
+    return None if note is None else (data, note)
+
+
+def _is_cut_ogg(data: bytes) -> bool:
+    """Whether the file ends within a page: behind the page's header comes the length of each of its segments."""
+    page = data.rfind(b"OggS")
+    table = page + _OGG_HEADER_BYTES
+    if page < 0 or table > len(data):
+        return True
+    lengths = data[table : table + data[table - 1]]
+    return len(lengths) < data[table - 1] or table + len(lengths) + sum(lengths) > len(data)
 
 
 def _flac(data: bytes) -> bytes | None:

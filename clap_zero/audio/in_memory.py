@@ -16,10 +16,18 @@ class _Bytes(io.BytesIO):
         return super().seek(max(0, offset) if whence == io.SEEK_SET else offset, whence)
 
 
+class _Sound(soundfile.SoundFile):
+    """After each read soundfile seeks to where the file stands already, if it can be sought. That takes time, and fails
+    where the file has a broken table of places, or a codec that cannot seek: what was read would be lost."""
+
+    def seekable(self) -> bool:
+        return False
+
+
 def open_sound(data: bytes) -> soundfile.SoundFile:
     """Opens a sound file.
 
     Raises:
         soundfile.LibsndfileError: libsndfile cannot read it.
     """
-    return soundfile.SoundFile(_Bytes(data))
+    return _Sound(_Bytes(data))

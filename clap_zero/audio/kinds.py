@@ -15,7 +15,9 @@ class AudioError(DataError):
         self.reason = reason
 
 
-SOUNDFILE_KINDS = frozenset({"WAV", "FLAC", "Ogg Vorbis", "Ogg Opus", "Ogg FLAC", "MP3", "AIFF", "AU", "CAF", "W64"})
+SOUNDFILE_KINDS = frozenset(
+    {"WAV", "FLAC", "Ogg Vorbis", "Ogg Opus", "Ogg FLAC", "MP3", "AIFF", "AU", "CAF", "W64", "NIST SPHERE"}
+)
 """Kinds that libsndfile decodes by itself."""
 
 FFMPEG_KINDS = frozenset(
@@ -31,6 +33,7 @@ OTHER_KINDS = frozenset(
 _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"fLaC", "FLAC"),
     (4, b"ftyp", "MP4/M4A"),
+    (0, b"NIST_1A", "NIST SPHERE"),
     (0, b"\x1aE\xdf\xa3", "WebM/Matroska"),
     (0, b".snd", "AU"),
     (0, b"caff", "CAF"),
@@ -48,6 +51,9 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"%PDF", "PDF"),
     (0, b"version https://git-lfs", "Git LFS pointer"),
 )
+
+TAGS = (b"TAG", b"ID3", b"APETAGEX", b"LYRICS")
+"""What tags begin with that stand behind or between sound."""
 
 _NOT_ZERO = re.compile(rb"[^\0]")
 
@@ -73,16 +79,12 @@ def skip_id3(data: bytes) -> int:
 
 def find_kind(data: bytes) -> str:
     """The kind of a file: a name from the sets above, or "unknown (starts with 3c 68 ...)"."""
-    head = data[:64]
-    if head[:3] == b"ID3":
-        start = skip_id3(data)
-        head = data[start : start + 64]
-        if not any(head):
-            return "an ID3 tag"
-    if head[:1] == b"\0" and _is_mp3_behind_gap(data):
+    start = skip_id3(data)
+    head = data[start : start + 64]
+    if head[:1] == b"\0" and _is_mp3_behind_gap(data, start):
         return "MP3"
     if not any(head):
-        return "zero bytes"
+        return "an ID3 tag" if start else "zero bytes"
     for offset, magic, kind in _MAGIC:
         if head[offset : offset + len(magic)] == magic:
             return kind
@@ -110,7 +112,7 @@ def _mpeg_kind(head: bytes) -> str | None:
     return None
 
 
-def _is_mp3_behind_gap(data: bytes) -> bool:
-    """Whether an MP3 stream follows zero bytes, which some cutting programs leave."""
-    sound = _NOT_ZERO.search(data)
+def _is_mp3_behind_gap(data: bytes, start: int) -> bool:
+    """Whether an MP3 stream follows zero bytes, which some programs leave that cut or write tags."""
+    sound = _NOT_ZERO.search(data, start)
     return sound is not None and _mpeg_kind(data[sound.start() : sound.start() + 4]) == "MP3"

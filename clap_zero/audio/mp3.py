@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from clap_zero.audio.kinds import skip_id3
+from clap_zero.audio.kinds import TAGS, skip_id3
 
 _BIT_RATES_V1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
 _BIT_RATES_V2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
@@ -20,17 +20,15 @@ _MAX_RESYNCS = 100_000
 
 @dataclass(frozen=True)
 class Mp3Stream:
-    """An MP3 stream from its first frame on, with a header that tells its true length.
+    """An MP3 stream from its first frame on, with a header that tells its true length, without tags between its frames.
 
     Attributes:
         data: The stream.
-        announced_s: Seconds that the file's own header claimed; None without a count in it.
-        counted_s: Seconds of the frames that are there.
+        note: One line where the file's own header claims more than there is.
     """
 
     data: bytes
-    announced_s: float | None
-    counted_s: float
+    note: str | None
 
 
 def _frame_size(data: bytes, position: int) -> int:
@@ -69,20 +67,24 @@ def _same_stream(data: bytes, position: int, like: bytes) -> bool:
     return data[position + 1] & 0xFE == like[1] & 0xFE and data[position + 2] & 0x0C == like[2] & 0x0C
 
 
-def _count_frames(data: bytes, first: int) -> int:
+def _count_frames(data: bytes, first: int) -> tuple[int, list[tuple[int, int]]]:
+    """How many frames there are, and the places (first byte, end) of the stretches that tags stand between."""
     like = data[first : first + 4]
     num_frames, position = 0, first
-    while position < len(data):
+    stretches: list[tuple[int, int]] = []
+    while 0 <= position < len(data):
         size = _frame_size(data, position)
         if size and _same_stream(data, position, like):
             # A last frame that is cut is not decoded.
             num_frames += position + size <= len(data)
             position += size
         else:
-            position = _next_frame(data, position + 1, like)
-            if position < 0:
-                break
-    return num_frames
+            following = _next_frame(data, position + 1, like)
+            if following > 0 and data[position : position + 8].startswith(TAGS):
+                stretches.append((first, position))
+                first = following
+            position = following
+    return num_frames, [*stretches, (first, len(data))]
 
 
 def _side_info_size(header: bytes) -> int:
@@ -127,15 +129,20 @@ def with_true_length(data: bytes) -> Mp3Stream | None:
     size = _frame_size(data, first)
     version = header[1] >> 3 & 3
     frame_s = (1152 if version == 3 else 576) / _SAMPLE_RATES_HZ[version][header[2] >> 2 & 3]
-    num_frames = _count_frames(data, first)
+    num_frames, stretches = _count_frames(data, first)
+    if len(stretches) > 1:  # files that were joined: mpg123 gives up at long tags
+        data, first = b"".join(data[begin:end] for begin, end in stretches), 0
     field = _count_field(data[first : first + size])
     if field is None or first + field + 4 > len(data):
-        return Mp3Stream(_information_frame(header, num_frames) + data[first:], None, num_frames * frame_s)
+        return Mp3Stream(_information_frame(header, num_frames) + data[first:], None)
     announced = int.from_bytes(data[first + field : first + field + 4], "big")
     num_frames = max(0, num_frames - 1)  # where the header's own frame is cut, it was not counted
+    note = None
+    if (announced - num_frames) * frame_s > 0.1:
+        note = f"MP3 is cut short: {num_frames * frame_s:.2f} s of {announced * frame_s:.2f} s are there"
     stream = bytearray(data[first:])
     stream[field : field + 4] = num_frames.to_bytes(4, "big")
     if stream[field - 8 : field - 4] in (b"Xing", b"Info") and stream[field - 1] & 2:
         # The size of the stream follows; mpg123 complains on stderr about a wrong one.
         stream[field + 4 : field + 8] = len(stream).to_bytes(4, "big")
-    return Mp3Stream(bytes(stream), announced * frame_s, num_frames * frame_s)
+    return Mp3Stream(bytes(stream), note)

@@ -12,7 +12,7 @@ import numpy as np
 import soundfile
 
 from clap_zero.audio.decode import UNKNOWN_FRAMES, decode
-from clap_zero.audio.headers import with_all_samples
+from clap_zero.audio.headers import corrected
 from clap_zero.audio.in_memory import open_sound
 from clap_zero.audio.kinds import find_kind
 from clap_zero.audio.sound import Part
@@ -77,7 +77,7 @@ def _straight(data: bytes, part: Part, sample_rate_hz: int, buffer: np.ndarray |
     A header that claims more than there is costs address space only: pages are touched as the decoder fills them.
     """
     kind = find_kind(data)
-    if kind not in _STRAIGHT_KINDS or with_all_samples(data, kind) is not None:
+    if kind not in _STRAIGHT_KINDS or corrected(data, kind) is not None:
         return None
     try:
         with open_sound(data) as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -130,7 +131,13 @@ def read_captions(texts: Mapping[str, bytes], caption_key: str = "text") -> list
         return usable_captions(record[caption_key], caption_key)
     if ".txt" not in texts:
         raise BadSampleError(f"json has no {caption_key!r}")
-    return usable_captions(texts[".txt"].decode("utf-8", "replace").removeprefix("\ufeff"), ".txt")
+    return usable_captions(_decoded(texts[".txt"]), ".txt")
+
+
+def _decoded(data: bytes) -> str:
+    """The text of a .txt: UTF-8, or what its byte order mark says."""
+    marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16" if marked else "utf-8-sig", "replace")
 
 
 def _record(texts: Mapping[str, bytes]) -> dict[str, Any]:

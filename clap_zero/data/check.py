@@ -28,7 +28,7 @@ from clap_zero.data.check_worker import Bad, Blacklisted, Done, Good, Message, N
 from clap_zero.data.index import ShardIndex, load_index
 from clap_zero.data.places import ReadPolicy
 from clap_zero.data.skips import bad_limit
-from clap_zero.errors import DataError
+from clap_zero.errors import DataError, one_line
 
 
 @dataclass(frozen=True)
@@ -217,6 +217,4 @@ class _Tally:
     def _say(self, kind: str, where: str, what: str) -> None:
         self._findings.add({"kind": kind, "where": where, "what": what})
         prefix = f"{where}: " if where else ""
-        # Keys can hold bytes that are no UTF-8, which print() refuses.
-        line = f"{prefix}{what}".encode("utf-8", "backslashreplace").decode()
-        self._bar.write(f"{kind}: {line}", file=sys.stdout)
+        self._bar.write(one_line(f"{kind}: {prefix}{what}"), file=sys.stdout)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self, TextIO
 
 from clap_zero.data.skips import count_kind, reason_kind
-from clap_zero.errors import ConfigError, DataError
+from clap_zero.errors import ConfigError, DataError, one_line
 
 _FATAL_KEPT = 5
 
@@ -79,7 +79,7 @@ class CheckReport:
         """Notes what ends training by itself."""
         self.num_fatal += 1
         if len(self.fatal) < _FATAL_KEPT:
-            self.fatal.append(what)
+            self.fatal.append(one_line(what))
 
     @property
     def stop_reason(self) -> str | None:

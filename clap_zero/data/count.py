@@ -12,7 +12,7 @@ from clap_zero.data.members import BadSampleError, ShardContents, describe_suffi
 from clap_zero.data.places import ReadPolicy, is_pipe, is_remote, shown
 from clap_zero.data.shards import Shard, ShardReader
 from clap_zero.data.sizes import SIZES_FILE
-from clap_zero.errors import DataError
+from clap_zero.errors import DataError, one_line
 
 _logger = logging.getLogger(__name__)
 MAX_COUNTED = 4_096
@@ -73,7 +73,7 @@ def _count_each(paths: Sequence[str], *, policy: ReadPolicy, seen: Counted) -> I
 def _counted(path: str, contents: ShardContents, seen: Counted) -> int:
     """Adds what a shard holds to what was seen, logs its faults, and returns its complete pairs."""
     for fault in contents.faults:
-        _logger.warning("%s %s", shown(path), fault)
+        _logger.warning("%s: %s", shown(path), one_line(fault))
     lost = len(contents.keys) - contents.num_complete
     if lost:
         total = len(contents.keys)

@@ -125,7 +125,7 @@ def group_members(scan: TarScan, *, same: Callable[[Member, Member], bool] | Non
             # Another format of the same sound; `k.json` and `./k.json` are one name.
             beside = previous == key and split_name(first.name) != split
             if not (beside or group.fault or (same is not None and same(first, member))):
-                group.fault = f"{member.name.rsplit('/', 1)[-1]!r} stands in the tar more than once with other contents"
+                group.fault = f"stands in the tar more than once with other contents: {base!r}"
         elif suffix in TEXT_SUFFIXES:
             group.texts[suffix] = member
         else:

@@ -57,11 +57,6 @@ def readable(name: str) -> str:
         return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def one_line(text: str) -> str:
-    """Text for a message: line breaks and other control characters are escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
 def plain(value: object) -> object:
     """A value that is JSON for every reader: no NaN, no lone surrogates, no types that JSON lacks.
 

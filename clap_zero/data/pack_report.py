@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clap_zero.data.pack_files import one_line
+from clap_zero.errors import one_line
 
 REJECTED_FILE = "rejected.jsonl"
 

@@ -217,7 +217,7 @@ class ShardReader:
             if contents.num_complete != shard.num_samples:
                 faults.append(f"has {contents.num_complete} pairs, the index says {shard.num_samples}")
             for fault in faults:
-                self._note(f"{shown(path)} {fault}")
+                self._note(f"{shown(path)}: {fault}")
             while len(self._contents) > self._shards_kept or (
                 self._num_members > _MEMBERS_KEPT and len(self._contents) > 1
             ):

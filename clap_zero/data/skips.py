@@ -8,7 +8,7 @@ import re
 from collections import Counter
 
 from clap_zero.data.batch import Batch, EvalBatch, LoaderPlan
-from clap_zero.errors import DataError
+from clap_zero.errors import DataError, one_line
 
 _logger = logging.getLogger(__name__)
 
@@ -35,10 +35,15 @@ def reason_kind(reason: str) -> str:
     return re.sub(r"\d[\d.,]*(?:[eE][+-]?\d+)?", "N", kind)
 
 
-def count_kind(counts: Counter[str], kind: str, number: int = 1) -> None:
-    """Adds to the count of a kind of reason. There may be very many kinds: the rarest are counted together."""
+def count_kind(counts: Counter[str], kind: str, number: int = 1) -> int:
+    """Adds to the count of a kind of reason. There may be very many kinds: the rarest are counted together.
+
+    Returns:
+        The count that it was added to.
+    """
     is_kept = kind in counts or kind == BLACKLISTED or len(counts) < _KINDS_KEPT
     counts[kind if is_kept else "other reasons"] += number
+    return counts[kind if is_kept else "other reasons"]
 
 
 def bad_limit(num_slots: int, *, num_samples: int, max_bad_fraction: float, largest_shard: int = 1) -> float:
@@ -94,7 +99,7 @@ class EpochFaults:
     def keep(self, key: str, reason: str) -> None:
         """Remembers the reason of an unusable sample. `num_bad` is the caller's to count: of one rank, or of all."""
         count_kind(self.reasons, reason_kind(reason))
-        self.latest = [*self.latest[1 - _LATEST_KEPT :], f"{key} ({reason})"]
+        self.latest = [*self.latest[1 - _LATEST_KEPT :], one_line(f"{key} ({reason})")]
 
     def error(self, where: str, max_bad_fraction: float) -> DataError:
         """What ends the run.
@@ -167,19 +172,18 @@ class SkipWatch:
     def _name(self, key: str, reason: str) -> None:
         """Names a sample once; of very many only some here, all of them in the run's record of skipped samples."""
         if self._named.add(key) and _is_shown(self._named.num_seen):
-            _logger.warning("rank %d skipped sample %d: %s (%s)", self._plan.rank, self._named.num_seen, key, reason)
+            number, named = self._named.num_seen, one_line(f"{key} ({reason})")
+            _logger.warning("rank %d skipped sample %d: %s", self._plan.rank, number, named)
 
     def _note(self, note: str) -> None:
         """Says what a worker noticed of a sample or shard, once; of many notes of a kind only some."""
         if not self._noted.add(note):
             return
         kind = reason_kind(note.partition(": ")[2] or note)
-        count_kind(self._kinds, kind)
-        number = self._kinds[kind]
+        number = count_kind(self._kinds, kind)
         if _is_shown(number):
-            _logger.warning(
-                "rank %d: %s%s", self._plan.rank, note, "" if number <= _SKIPS_SHOWN else f" ({number} such)"
-            )
+            such = "" if number <= _SKIPS_SHOWN else f" ({number} such)"
+            _logger.warning("rank %d: %s%s", self._plan.rank, one_line(note), such)
 
     def _see_equal(self, batch: Batch) -> None:
         """Pairs with equal captions are no good negatives of each other: said once where they are many."""

@@ -29,7 +29,7 @@ from clap_zero.data.schedule import Work, eval_schedule, train_schedule
 from clap_zero.data.shards import Shard, ShardReader
 from clap_zero.data.skips import BLACKLISTED, reason_kind
 from clap_zero.data.stopwatch import Stopwatch
-from clap_zero.errors import DataError, first_line
+from clap_zero.errors import DataError, first_line, one_line
 
 MAX_ATTEMPTS = 64
 """Unusable samples that are tried for one slot before the data is called unusable."""
@@ -81,7 +81,7 @@ class SlotSource:
         if sample["fault"] != BLACKLISTED:
             faults = (*faults, sample["fault"])
         if len(faults) >= MAX_ATTEMPTS or attempt - len(faults) >= MAX_LISTED:
-            raise DataError(self._nothing_usable(attempt, faults, sample["__key__"]))
+            raise DataError(one_line(self._nothing_usable(attempt, faults, sample["__key__"])))
         kept = {name: sample[name] for name in ("work", "slot", "position", "valid")}
         self._again.append({**kept, "attempt": attempt, "faults": faults})
 
@@ -161,9 +161,9 @@ class SlotSource:
             except BadSampleError as error:
                 sample["fault"] = str(error)
             except DataError as error:  # the policy is to stop
-                raise DataError(f"{error} (at sample {self._key(shard, sample_id)})") from error
+                raise DataError(one_line(f"{error} (at sample {self._key(shard, sample_id)})")) from error
             except Exception as error:  # whatever it is, it has to say where
-                message = f"{shown(shard.path)}, sample {self._key(shard, sample_id)}"
+                message = one_line(f"{shown(shard.path)}, sample {self._key(shard, sample_id)}")
                 raise DataError(f"{message}: {type(error).__name__}: {first_line(error)}") from error
         waited_s = self.reader.seconds.get("download", 0.0) - waited_s
         self.watch.seconds["read"] -= waited_s
@@ -206,7 +206,7 @@ class UnlessBad:
             except DataError:
                 raise
             except AssertionError as error:
-                where = f"{sample['__url__']}, sample {sample['__key__']}"
+                where = one_line(f"{sample['__url__']}, sample {sample['__key__']}")
                 raise DataError(f"{where}: {type(self._stage).__name__}: {error!r}") from error
             except Exception as error:  # noqa: BLE001
                 # Decoders raise what they like on broken bytes. One sample must not end a run, and a fault of ours

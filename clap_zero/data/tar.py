@@ -149,7 +149,9 @@ class _Scan:
             if header is not None:
                 size_bytes = _data_bytes(header, extended)
                 if start + size_bytes > self._end:
-                    fault = f"is cut short inside member {_short(extended.name or header.name)} of {size_bytes} bytes"
+                    fault = (
+                        f"is cut short inside a member of {size_bytes} bytes: {_short(extended.name or header.name)}"
+                    )
                     header = None
             if header is None:
                 following = self._find_header(start)
@@ -159,10 +161,13 @@ class _Scan:
                 if following is None:
                     self._fault(fault or _unreadable(block, offset))
                     break
-                self._fault(fault or f"{following - offset} bytes at offset {offset} are damaged")
                 # The name of the member behind damage may have stood in an extended header that is lost. Behind a size
                 # that cannot be, nothing is lost: the first header of the next member is the one that was found.
                 trusted = bool(fault)
+                if self._is_empty(offset, following):
+                    fault = f"goes on behind its end, as tars do that were joined: from offset {following} on"
+                    trusted = self._has_whole_name(following)
+                self._fault(fault or f"{following - offset} bytes at offset {offset} are damaged")
                 offset, extended = following, _Extended(following)
                 continue
             after = start + _padded(size_bytes)
@@ -182,12 +187,21 @@ class _Scan:
         if whole and not closed and not self._num_faults:
             self._fault("is empty" if self._end == 0 else "has no end mark: it may be cut short")
 
+    def _is_empty(self, start: int, end: int) -> bool:
+        """Whether only zeros stand there, and not very many."""
+        return end - start <= _SEARCH_BYTES and not any(self._read(start, end - start))
+
+    def _has_whole_name(self, offset: int) -> bool:
+        """Whether no program would have put the name of this header into an extended one in front of it."""
+        header = _parse(self._read(offset, _BLOCK))
+        return header is not None and header.name.isascii() and "?" not in header.name and len(header.name) < 99
+
     def _add(self, header: _Header, extended: _Extended, member: Member) -> None:
         num_bytes = len(member.name.encode("utf-8", "surrogateescape"))
         if num_bytes > MAX_NAME_BYTES:
             self._fault(f"has a member whose name has {num_bytes} bytes: it is not used")
         elif extended.sparse or header.type == tarfile.GNUTYPE_SPARSE:
-            self._fault(f"stores member {_short(member.name)} as a sparse file: it is not used")
+            self._fault(f"stores a member as a sparse file, which is not used: {_short(member.name)}")
         else:
             self._names_bytes += num_bytes
             self.result.members.append(member)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import random
+import struct
 import sys
 import time
 import tracemalloc
@@ -100,6 +101,24 @@ def test_a_flac_that_lies_about_its_length(claimed):
     assert drawn.samples.size == 5 * 48_000
     tail = decode(data, start_s=11, max_seconds=60).samples
     np.testing.assert_allclose(tail, samples[-48_000:], atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "subtype"), [("WAV", "GSM610"), ("WAV", "G721_32"), ("AIFF", "DWVW_16")])
+@pytest.mark.parametrize("seed", [0, None])
+def test_a_codec_that_cannot_seek_is_read_whole(kind, subtype, seed):
+    rng = None if seed is None else np.random.default_rng(seed)
+    audio = decode(encode(noise(2), kind, subtype=subtype), max_seconds=60 if seed is None else 1, rng=rng)
+    assert audio.samples.size == (96_000 if seed is None else 48_000) and audio.note is None
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_a_flac_whose_table_of_places_is_wrong_is_read_whole(seed):
+    data = encode(noise(4), "FLAC", subtype="PCM_16")
+    table = b"".join(struct.pack(">QQH", 1_000 * n, 10**9 + n, 4_096) for n in range(100))
+    data = data[:4] + bytes([data[4] & 0x7F]) + data[5:42] + b"\x03" + len(table).to_bytes(3, "big") + table + data[42:]
+    rng = None if seed is None else np.random.default_rng(seed)
+    audio = decode(data, max_seconds=60 if seed is None else 2, rng=rng)
+    assert audio.samples.size == (192_000 if seed is None else 96_000) and audio.note is None
 
 
 def test_claimed_hours_cost_no_memory():

@@ -55,3 +55,18 @@ def test_an_mp3_cut_short_says_so():
     mp3 = encode(noise(20), "MP3")
     audio = decode(mp3[: len(mp3) // 2], max_seconds=60)
     assert 9.5 < audio.samples.size / 48_000 < 10.1 and "cut short" in audio.note
+
+
+def test_the_tags_of_joined_mp3s_are_passed_over():
+    mp3 = encode(noise(3), "MP3")
+    tags = b"TAG" + bytes(125) + b"ID3\4\0\0" + bytes([0, 0, 20, 10]) + b"title" + bytes(2_565)
+    audio = decode(mp3 + tags + mp3 + tags, max_seconds=60)
+    assert abs(audio.samples.size / 48_000 - 6) < 0.1 and audio.note is None
+    assert np.abs(audio.samples[-24_000:]).max() > 0.01 and np.abs(audio.samples).max() < 0.6
+
+
+@pytest.mark.parametrize("behind", [0, 290, 5_000])
+def test_a_tag_may_be_longer_than_it_says(behind):
+    mp3 = encode(noise(2), "MP3")
+    data = b"ID3\4\0\0" + bytes([0, 0, 0, 10]) + bytes(10 + behind) + mp3
+    assert decode(data, max_seconds=60).samples.size == decode(mp3, max_seconds=60).samples.size

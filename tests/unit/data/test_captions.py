@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from clap_zero.data.captions import MAX_CAPTIONS, Caption, CaptionRule, all_captions, draw_caption
+from clap_zero.data.captions import MAX_CAPTIONS, Caption, CaptionRule, all_captions, draw_caption, read_captions
 from clap_zero.data.members import BadSampleError
 
 TEMPLATES = ("This is {caption}.", "I hear {caption} in a {room}")
@@ -88,3 +88,8 @@ def test_evaluation_takes_the_first_of_very_many_captions():
     assert notes == ["has 3000 captions, evaluation takes the first 1000"]
     all_captions(texts(text=["a"] * MAX_CAPTIONS), CaptionRule(), notes=notes)
     assert len(notes) == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_txt_may_have_a_byte_order_mark(encoding):
+    assert read_captions({".txt": "ein Rüde bellt\r\n".encode(encoding)}) == ["ein Rüde bellt"]

@@ -56,7 +56,7 @@ def test_every_finding_is_printed_and_summed(tmp_path, capsys):
         "unusable: train/0.tar::empty: empty file (0 bytes)",
         "unusable: train/0.tar::blank: 'text' is empty",
         "unpaired: train/0.tar::alone: no .json or .txt member",
-        f"{path} has no end mark",
+        f"note: {path}: has no end mark",
         "checked 25 samples in 1 shards", "21 usable", "3 unusable (12.00 %)", "1  empty file",
         "1  FLAC cannot be decoded", "1  samples that the blacklist names",
         "the blacklist has 3 names and leaves out 1 of these samples; 1 of its names are names of none",

@@ -12,8 +12,8 @@ import pytest
 
 from clap_zero.data.index import load_index
 from clap_zero.data.pack import PackOptions, PackReport, pack
-from clap_zero.data.pack_files import one_line, plain, read_file, readable
-from clap_zero.errors import DataError
+from clap_zero.data.pack_files import plain, read_file, readable
+from clap_zero.errors import DataError, one_line
 from tests.unit.data.packing import options, read_split, rejected, write_clips, write_rows
 from tests.unit.data.shard_files import audio_bytes
 

@@ -252,3 +252,20 @@ def test_the_limit_is_named_with_a_way_out(stage):
     assert line.startswith(f"steps wait 34% of the time for data; of the loader's time {stage} takes 60%: ")
     assert len(line.partition("%: ")[2]) > 10
     assert describe_wait(0.2, {}) == "steps wait 20% of the time for data"
+
+
+def test_names_of_others_do_not_break_lines_or_write_to_the_terminal(caplog):
+    watch = SkipWatch(PLAN, 1_000)
+    key = "train/0.tar::a\nrank 0: all is well\x1b[2J\udcff"
+    with caplog.at_level(logging.WARNING):
+        watch.see(batch((key, "no sound"), notes=[f"{key}: is odd"]))
+    assert len(caplog.records) == 2
+    assert all(record.getMessage().isprintable() and "a\\nrank 0" in record.getMessage() for record in caplog.records)
+
+
+def test_notes_of_very_many_kinds_are_not_all_said(caplog):
+    watch = SkipWatch(PLAN, 1_000_000)
+    letters = [f"{a}{b}{c}" for a in "abcdefghijkl" for b in "abcdefghijkl" for c in "abcdefghijkl"]
+    with caplog.at_level(logging.WARNING):
+        watch.see(batch(notes=[f"train/0.tar: is {word}" for word in letters]))
+    assert 500 < len(caplog.records) < 550

@@ -127,7 +127,7 @@ def test_a_key_whose_members_are_there_twice_with_other_contents_is_refused(tmp_
     contents = scan_shard(str(path))
     assert contents.keys == ["a", "b"] and contents.num_complete == 2
     shard, reader = Shard(str(path), "train/0.tar", 2), ShardReader()
-    with pytest.raises(BadSampleError, match=r"'a\.\w+' stands in the tar more than once with other contents"):
+    with pytest.raises(BadSampleError, match=r"stands in the tar more than once with other contents: 'a\.\w+'"):
         reader.read(shard, 0)
     assert reader.read(shard, 1).key == "b"
     assert span_rows(str(path))["length"].astype(bool).tolist() == [False, True]
@@ -201,7 +201,7 @@ def test_absurd_sizes_cost_the_member_and_no_memory(tmp_path, size):
     path = tar_of(tmp_path, header("a.flac", size=size), *good)
     scan = scan_tar(str(path))
     assert [member.name for member in scan.members] == ["b.flac", "b.txt"]
-    assert scan.faults == [f"is cut short inside member 'a.flac' of {size} bytes"]
+    assert scan.faults == [f"is cut short inside a member of {size} bytes: 'a.flac'"]
 
 
 def test_absurd_sizes_in_extended_headers(tmp_path):
@@ -319,3 +319,20 @@ def test_every_flipped_bit_of_a_header_is_seen_as_tarfile_sees_it(tmp_path, form
             found = _parse(bytes(flipped))
             assert found is not None and (found.name, found.size) == (expected.name, expected.size), bit
     assert _parse(block) is not None
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_all_members_of_tars_that_were_joined_are_there(tmp_path, form):
+    long = "d" * 150 + "/naïve"
+    members = [pair("a", 1), pair("b", 2), pair("c" if form == tarfile.USTAR_FORMAT else long, 3)]
+    parts = [write_tar(tmp_path / f"{n}.tar", some, form).read_bytes() for n, some in enumerate(members)]
+    (tmp_path / "all.tar").write_bytes(b"".join(parts))
+    contents = scan_shard(str(tmp_path / "all.tar"))
+    assert contents.keys == [some[0][0].removesuffix(".flac") for some in members] and contents.num_complete == 3
+    assert len(contents.faults) == 2 and all(fault.startswith("goes on behind its end") for fault in contents.faults)
+
+
+def test_zeros_may_hide_the_true_name_of_what_follows(tmp_path):
+    stub = header("x" * 99, size=0)
+    scan = scan_tar(str(tar_of(tmp_path, header("a.flac"), bytes(1024), stub, header("b.flac"))))
+    assert [member.name for member in scan.members] == ["a.flac", "b.flac"]
