@@ -2,11 +2,12 @@
 
 A file has a name a line; blank lines and what follows a `#` at the start of a line are passed over. A line is
 - `sha256:HEX`, the SHA-256 of the audio member's bytes;
-- anything else: a key (`train/0.tar::a/b`, `a/b` or its last part `b`), or an id. Shard parts are compared from their
-  end, part by part: `train/0.tar::a/b` also names `sounds/train/0.tar::a/b`, its key beside a second set `train`.
+- anything else: a key (`train/0.tar::a/b`, `a/b` or its last part `b`, with or without the suffix of the sound), an
+  id, or the address of a page of YouTube or Freesound. Shard parts are compared from their end, part by part:
+  `train/0.tar::a/b` also names `sounds/train/0.tar::a/b`, its key beside a second set `train`.
 
 A sample's ids are what its json has under `id`, `freesound_id`, `sound_id`, `youtube_id`, `ytid` or `video_id`, there
-or in `original_data`; and what the last part of its key shows: a Freesound number in front of `__`, or behind
+or in `original_data`; those in addresses under these names, `url` or `href`; and what the last part of its key shows: a Freesound number in front of `__`, or behind
 `freesound`; a YouTube id of 11 letters, alone or behind a `Y`, with the start and the end of the cut behind it or not.
 """
 
@@ -16,18 +17,25 @@ import hashlib
 import io
 import json
 import re
+import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from clap_zero.data.members import AUDIO_SUFFIXES
+from clap_zero.data.places import absolute
 from clap_zero.data.regular import read_text
 from clap_zero.errors import DataError
 
 _HASH_MARK = "sha256:"
 _ID_FIELDS = ("id", "freesound_id", "sound_id", "youtube_id", "ytid", "video_id")
+_URL_FIELDS = ("url", "href")
+_ID_IN_URL = re.compile(
+    r"(?:youtu\.be/|youtube(?:-nocookie)?\.com/(?:embed/|shorts/|v/|live/|watch\?(?:\S*&)?v=))([A-Za-z0-9_-]{11})"
+    r"|freesound\.org/s/(\d+)|/people/[^/\s]+/sounds/(\d+)"
+)
 _ID_IN_NAME = (
     re.compile(r"(\d+)__.+"),  # 12345__user__title: Freesound's own names
     re.compile(r"(?i:freesound)[-_. ]?(\d+)"),
@@ -98,7 +106,7 @@ def told_counts(paths: Sequence[str]) -> list[str]:
 
 def _names(path: str) -> Iterator[str]:
     try:
-        text = read_text(Path(path).expanduser(), encoding="utf-8-sig")
+        text = read_text(absolute(path), encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise DataError(
             f"data.blacklist: {path} cannot be read: {getattr(error, 'strerror', None) or error}"
@@ -111,7 +119,18 @@ def _names(path: str) -> Iterator[str]:
             raise DataError(
                 f"data.blacklist: {path}, line {number}: {_HASH_MARK} needs 64 hexadecimal digits behind it"
             )
-        yield name
+        yield _id_in(name) or _without_suffix(name)
+
+
+def _id_in(text: str) -> str | None:
+    """The id in the address of a page; None where the text is no such address."""
+    match = _ID_IN_URL.search(text) if "/" in text else None
+    return None if match is None else next(filter(None, match.groups()))
+
+
+def _without_suffix(name: str) -> str:
+    suffix = next((s for s in AUDIO_SUFFIXES if name.lower().endswith(s)), "")
+    return name[: len(name) - len(suffix)] or name
 
 
 def _own_names(key: str, texts: Mapping[str, bytes]) -> Iterator[str]:
@@ -129,9 +148,12 @@ def _own_names(key: str, texts: Mapping[str, bytes]) -> Iterator[str]:
     record = _json(texts.get(".json", b""))
     for fields in (record, record.get("original_data")):
         if isinstance(fields, dict):
-            for field in _ID_FIELDS:
-                if isinstance(fields.get(field), str | int):
-                    yield str(fields[field]).strip()
+            for field in (*_ID_FIELDS, *_URL_FIELDS):
+                value = fields.get(field)
+                if isinstance(value, str) and (found := _id_in(value)):
+                    yield found
+                elif isinstance(value, str | int) and field in _ID_FIELDS:
+                    yield str(value).strip()
 
 
 def _json(data: bytes) -> dict[str, Any]:
@@ -144,6 +166,8 @@ def _json(data: bytes) -> dict[str, Any]:
 
 
 def _number(name: str) -> int:
+    if not name.isascii():
+        name = unicodedata.normalize("NFC", name)  # file names of a Mac have accents apart from their letters
     return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "little")
 
 

@@ -26,14 +26,18 @@ class Counted:
     """What was seen while shards were counted.
 
     Attributes:
+        num_shards: shards whose headers were read.
         num_groups: keys, complete pairs or not.
         num_pairs: complete pairs.
         suffixes: how often each suffix occurs.
+        fault: what was wrong with the first shard with which something was; "" without any.
     """
 
+    num_shards: int = 0
     num_groups: int = 0
     num_pairs: int = 0
     suffixes: Counter[str] = field(default_factory=Counter)
+    fault: str = ""
 
 
 def _read_headers(path: str, policy: ReadPolicy) -> ShardContents | DataError:
@@ -73,11 +77,14 @@ def _count_each(paths: Sequence[str], *, policy: ReadPolicy, seen: Counted) -> I
 def _counted(path: str, contents: ShardContents, seen: Counted) -> int:
     """Adds what a shard holds to what was seen, logs its faults, and returns its complete pairs."""
     for fault in contents.faults:
-        _logger.warning("%s: %s", shown(path), one_line(fault))
+        said = one_line(f"{shown(path)}: {fault}")
+        _logger.warning("%s", said)
+        seen.fault = seen.fault or said
     lost = len(contents.keys) - contents.num_complete
     if lost:
         total = len(contents.keys)
         _logger.warning("%s: %d of %d keys lack audio or caption, they are not used", shown(path), lost, total)
+    seen.num_shards += 1
     seen.num_groups += len(contents.keys)
     seen.num_pairs += contents.num_complete
     seen.suffixes.update(contents.suffixes)
@@ -142,4 +149,5 @@ def nothing_usable(patterns: Sequence[str], seen: Counted) -> str:
     return (
         f"{', '.join(map(shown, patterns))}: 0 usable of {seen.num_groups} samples: a sample needs KEY.flac (wav, ogg, "
         f"mp3, opus) and KEY.json or KEY.txt with equal KEY; suffixes seen: {describe_suffixes(seen.suffixes)}"
+        + (f"; {seen.fault}" if seen.fault else "")
     )

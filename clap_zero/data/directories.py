@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clap_zero.data.find import Found
-from clap_zero.data.places import is_pipe, shown
+from clap_zero.data.places import is_pipe, is_remote, shown
 from clap_zero.errors import DataError
 
 
@@ -50,7 +51,11 @@ def refuse_doubles(found: Sequence[Found]) -> None:
     """Raises DataError when a shard is named twice; weights are the way to see data more often."""
     by_label: dict[str, list[Found]] = {}
     for part in found:
-        by_label.setdefault(part.head if is_pipe(part.head) else shown(part.head), []).append(part)
+        if not is_remote(part.head):
+            label = f"{os.path.realpath(part.head)}/"
+        else:
+            label = part.head if is_pipe(part.head) else shown(part.head)
+        by_label.setdefault(label, []).append(part)
     for label, parts in by_label.items():
         names = [name for part in parts for name in part.names]
         taken: set[str] = set()

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from clap_zero.data.patterns import (
     natural_sorted,
     spread,
 )
-from clap_zero.data.places import ReadPolicy, is_pipe, is_remote, join, local_path, shown
+from clap_zero.data.places import ReadPolicy, absolute, is_pipe, is_remote, join, local_path, shown
 from clap_zero.data.sizes import SIZES_FILE, parse_sizes, read_sizes
 from clap_zero.data.spans import SPANS_FILE
 from clap_zero.data.unpacked import instead_of_shards
@@ -80,10 +79,10 @@ def find_shards(pattern: str, policy: ReadPolicy) -> list[Found]:
         return _pipes(pattern, policy)
     if is_remote(pattern):
         return _remote(pattern, policy)
-    path = os.path.abspath(Path(local_path(pattern)).expanduser())  # noqa: PTH100  (resolve() would follow links)
-    if Path(path).is_dir():
+    path = absolute(local_path(pattern))
+    if os.path.isdir(path):  # noqa: PTH112  (Path.is_dir raises where a list in braces is longer than names may be)
         return [_directory(path, policy)]
-    exists = Path(path).exists()
+    exists = os.path.exists(path)  # noqa: PTH110
     instead = instead_of_shards(pattern, path) if exists or policy.missing != "skip" else None
     if instead is not None:
         raise DataError(instead)

@@ -22,9 +22,10 @@ from clap_zero.data.find import SPANS_FILE, UNKNOWN, Found, find_shards
 from clap_zero.data.mixture import refuse_too_many, samples_per_epoch
 from clap_zero.data.partition import EpochOrder
 from clap_zero.data.patterns import spread
-from clap_zero.data.places import ReadPolicy, is_remote
+from clap_zero.data.places import ReadPolicy, is_remote, shown
 from clap_zero.data.sets import DataSet, NamedSet, name_sets
 from clap_zero.data.shards import Shard
+from clap_zero.data.sizes import SIZES_FILE
 from clap_zero.data.spans import SpansRef
 from clap_zero.errors import DataError
 
@@ -165,7 +166,13 @@ def load_index(
     ]
     index = _assembled(asked, found)
     if index.num_stored == 0:
-        raise DataError(nothing_usable([pattern for one in asked for pattern in one.patterns], seen))
+        patterns = [pattern for one in asked for pattern in one.patterns]
+        if index.num_shards and seen.num_shards == 0:
+            raise DataError(
+                f"{', '.join(map(shown, patterns))}: its {SIZES_FILE} counts no pair: remove it to have the shards "
+                "counted"
+            )
+        raise DataError(nothing_usable(patterns, seen))
     empty = [one.name for one in index.sets if one.num_stored == 0]
     if empty and policy.missing != "skip":
         raise DataError(f"the data set {empty[0]} has no usable pair: take it out of the setting, or check its shards")

@@ -52,7 +52,21 @@ class ReadPolicy:
     @property
     def cache_path(self) -> Path:
         """The cache directory."""
-        return Path(os.path.abspath(Path(self.cache_dir or "~/.cache/clap_zero/shards").expanduser()))  # noqa: PTH100
+        return Path(absolute(self.cache_dir or "~/.cache/clap_zero/shards"))
+
+
+def absolute(path: str) -> str:
+    """An absolute path, with the home directory in the place of ~; links are not followed, as keys show names.
+
+    Raises:
+        DataError: nobody knows that home directory.
+    """
+    try:
+        return os.path.abspath(Path(path).expanduser())  # noqa: PTH100
+    except RuntimeError as error:
+        raise DataError(
+            f"{path}: no such home directory is known: write the path in full (that of the cache is data.cache_dir)"
+        ) from error
 
 
 def is_pipe(path: str) -> bool:

@@ -70,7 +70,7 @@ class ShardReader:
         self._shards_kept = shards_kept
         self._contents: OrderedDict[str, tuple[str, ShardContents]] = OrderedDict()
         self._num_members = 0
-        self._files: OrderedDict[str, tuple[int, str]] = OrderedDict()
+        self._files: OrderedDict[str, int] = OrderedDict()
         self._keys: OrderedDict[tuple[str, int], str] = OrderedDict()
         self._notes: list[str] = []
         self._noted: set[str] = set()
@@ -144,7 +144,7 @@ class ShardReader:
     def close(self) -> None:
         """Closes all files and ends the background work. The reader may be used again."""
         while self._files:
-            os.close(self._files.popitem()[1][0])
+            os.close(self._files.popitem()[1])
         for part in (self._tables, self._remote):
             if part is not None:
                 part.close()
@@ -246,12 +246,12 @@ class ShardReader:
                 os.close(descriptor)
             return
         if path not in self._files:
-            descriptor = open_regular(local_path(path))
-            self._files[path] = descriptor, _version(descriptor)
+            self._files[path] = open_regular(local_path(path))
             while len(self._files) > _OPEN_FILES:
-                os.close(self._files.popitem(last=False)[1][0])
+                os.close(self._files.popitem(last=False)[1])
         self._files.move_to_end(path)
-        yield self._files[path]
+        # Looked at each time: a file that is written anew while it is open would be read at places of the old one.
+        yield self._files[path], _version(self._files[path])
 
     @contextlib.contextmanager
     def _named(self, shard: Shard) -> Iterator[None]:
@@ -277,7 +277,7 @@ class ShardReader:
 
     def _close(self, path: str) -> None:
         if path in self._files:
-            os.close(self._files.pop(path)[0])
+            os.close(self._files.pop(path))
 
     def _far(self) -> RemoteShards:
         if self._remote is None:

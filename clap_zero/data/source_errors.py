@@ -80,6 +80,8 @@ def explain(error: BaseException, url: str) -> SourceError:
         )
     if isinstance(error, PermissionError) or type(error).__name__ == "NoCredentialsError":
         return SourceError(_denied(words), final=True)
+    if type(error).__name__ == "ParamValidationError":  # its details may hold what was mistaken for a bucket
+        return SourceError("is no valid address: write s3://BUCKET/PATH, without credentials", final=True)
     if isinstance(error, TimeoutError):
         return SourceError("stalled: nothing came for the time of data.remote_timeout_s")
     return SourceError(words, final=isinstance(error, ValueError | NotImplementedError | IsADirectoryError))

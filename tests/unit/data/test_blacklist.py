@@ -90,3 +90,33 @@ def test_a_million_names_are_small_and_found():
     names = Blacklist([str(number) for number in range(100_000)])
     assert names._names.nbytes == 800_000
     assert names.has("t/0.tar::99999", audio=b"", texts={}) and not names.has("t/0.tar::100000", audio=b"", texts={})
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        (f"https://www.youtube.com/watch?v={YOUTUBE}", f"t/0.tar::Y{YOUTUBE}_30_40"),
+        (f"http://youtube.com/watch?list=x&v={YOUTUBE}&t=30", f"t/0.tar::{YOUTUBE}"),
+        (f"youtu.be/{YOUTUBE}?t=30", f"t/0.tar::{YOUTUBE}"),
+        (f"https://www.youtube-nocookie.com/embed/{YOUTUBE}", f"t/0.tar::{YOUTUBE}"),
+        ("https://freesound.org/people/somebody/sounds/12345/", "t/0.tar::12345__somebody__dog"),
+        ("https://freesound.org/s/12345", "t/0.tar::freesound_12345"),
+        ("a/b.FLAC", "train/0.tar::a/b"),
+        ("b.wav", "train/0.tar::a/b"),
+        ("nai\u0308ve", "t/0.tar::na\u00efve"),
+        ("na\u00efve", "t/0.tar::nai\u0308ve"),
+    ],
+)
+def test_a_line_may_be_an_address_or_the_name_of_a_file(tmp_path, line, key):
+    path = tmp_path / "names.txt"
+    path.write_bytes(f"# held out\r\n{line}\r\n".encode())
+    blacklist = Blacklist.read([str(path)])
+    assert len(blacklist) == 1 and blacklist.has(key, audio=AUDIO, texts={})
+    assert not blacklist.has("t/0.tar::other", audio=AUDIO, texts={})
+
+
+@pytest.mark.parametrize(
+    "record", [{"url": "https://freesound.org/s/12345/"}, {"original_data": {"href": "/people/x/sounds/12345/"}}]
+)
+def test_ids_in_addresses_of_a_sample(record):
+    assert has(["12345"], record=record) and not has(["1234"], record=record)

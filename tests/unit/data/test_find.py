@@ -179,3 +179,39 @@ def test_commands_that_are_shown_alike_are_told_apart(tmp_path, policy):
     assert len({index.key_prefix(number) for number in range(2)}) == 2
     with pytest.raises(DataError, match="named twice"):
         load_index([commands[0], commands[0]], policy=allowed)
+
+
+def test_a_list_in_braces_may_be_longer_than_a_name(tmp_path):
+    split = write_split(tmp_path / "train", [1] * 3)
+    pattern = "{" + ",".join(f"{n:060}" for n in range(9)) + ",0,1,2}.tar"
+    with pytest.raises(DataError, match="9 of 12 shards are missing"):
+        load_index([f"{split}/{pattern}"])
+    assert load_index([f"{split}/{pattern}"], policy=ReadPolicy(missing="skip")).num_shards == 3
+    with pytest.raises(DataError, match="is not there"):
+        load_index(["x" * 300])
+
+
+def test_a_home_that_nobody_knows_is_said(tmp_path):
+    with pytest.raises(DataError, match="no such home directory is known"):
+        load_index(["~nobody-here/train"])
+
+
+def test_a_directory_under_two_names_is_named_twice(tmp_path):
+    split = write_split(tmp_path / "train", [1, 1])
+    (tmp_path / "other").symlink_to(split)
+    with pytest.raises(DataError, match=r"0\.tar is named twice"):
+        load_index([str(split), str(tmp_path / "other")])
+
+
+def test_why_nothing_is_usable_is_in_the_message(tmp_path):
+    split = write_split(tmp_path / "train", [1])
+    (split / "sizes.json").write_text('\ufeff{"0.tar": 0}')
+    with pytest.raises(DataError, match=r"its sizes\.json counts no pair"):
+        load_index([str(split)])
+    for declared in (True, False):
+        (split / "0.tar").write_bytes(b"BZh9" + bytes(5_000))
+        (split / "sizes.json").write_text('{"0.tar": 1}')
+        if not declared:
+            (split / "sizes.json").unlink()
+        with pytest.raises(DataError, match=r"0 usable of 0 samples.*0\.tar: is compressed.*unpack it with bunzip2"):
+            load_index([str(split)])
