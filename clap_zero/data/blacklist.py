@@ -7,8 +7,9 @@ A file has a name a line; blank lines and what follows a `#` at the start of a l
   `train/0.tar::a/b` also names `sounds/train/0.tar::a/b`, its key beside a second set `train`.
 
 A sample's ids are what its json has under `id`, `freesound_id`, `sound_id`, `youtube_id`, `ytid` or `video_id`, there
-or in `original_data`; those in addresses under these names, `url` or `href`; and what the last part of its key shows: a Freesound number in front of `__`, or behind
-`freesound`; a YouTube id of 11 letters, alone or behind a `Y`, with the start and the end of the cut behind it or not.
+or in `original_data`; those in addresses under these names, `url` or `href`; and what the last part of its key shows: a
+Freesound number in front of `__`, or behind `freesound`; a YouTube id of 11 letters, alone or behind a `Y`, with the
+start and the end of the cut behind it or not.
 """
 
 from __future__ import annotations
