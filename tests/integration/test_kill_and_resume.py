@@ -71,7 +71,7 @@ KILLS: dict[str, Callable[[int], None]] = {
     "deepspeed": lambda session: kill(psutil.Process(session)),
     "everything": kill_everything,
 }
-CI_CASES = [(2, "launch.py"), (3, "one rank")]
+CI_CASES = [(3, "launch.py")]
 LONG_CASES = [(stage, what) for stage in (2, 3) for what in KILLS if (stage, what) not in CI_CASES]
 
 
