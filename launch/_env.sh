@@ -62,14 +62,20 @@ has_moved() {  # the same folder under another name (a link, an automount) has n
     [ -f "$STAMP" ] && ! [ "$(head -n 1 "$STAMP")/.venv" -ef "$VENV" ]
 }
 
-pip_progress() {  # of what pip prints: the large parts, and when it begins to unpack
-    local line name size large='(Downloading|Using cached) ([^ ]+) \(([0-9]+)[0-9.]* ([MG])B\)$'
-    while IFS= read -r line; do
-        if [[ "$line" =~ $large ]]; then
-            name="${BASH_REMATCH[2]##*/}" size="${BASH_REMATCH[3]} ${BASH_REMATCH[4]}B"
-            [ "${BASH_REMATCH[4]}" = M ] && [ "${BASH_REMATCH[3]}" -lt 50 ] || say "  ${BASH_REMATCH[1]} ${name%%-*} ($size)"
-        elif [[ "$line" == "Installing collected packages:"* ]]; then
-            say "  Unpacking; the longest step, without a word"
+pip_progress() {  # pip_progress [QUIET_S]: of what pip prints the large parts, and a word where it prints nothing for long
+    local line name size unit large='(Downloading|Using cached) ([^ ]+) \(([0-9]+)[0-9.]* ([MG])B\)$'
+    while :; do
+        if IFS= read -r -t "${1:-30}" line; then
+            if [[ "$line" =~ $large ]]; then
+                name="${BASH_REMATCH[2]##*/}" size="${BASH_REMATCH[3]}" unit="${BASH_REMATCH[4]}B"
+                [ "$unit" = MB ] && [ "$size" -lt 50 ] || say "  ${BASH_REMATCH[1]} ${name%%-*} ($size $unit)"
+            elif [[ "$line" == "Installing collected packages:"* ]]; then
+                say "  Unpacking"
+            fi
+        elif [ "$?" -gt 128 ]; then
+            say "  still at it after $SECONDS s"
+        else
+            return 0
         fi
     done
 }

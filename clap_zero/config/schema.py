@@ -159,6 +159,11 @@ class RunConfig(Section):
             raise ValueError("no model is named: give --model.preset NAME or --model.pretrained DIR")
         if self.train.max_steps is None and self.train.epochs is None:
             raise ValueError("the length of training is not set: give --train.max_steps N or --train.epochs N")
+        if self.resume in ("latest", "last", "best", "true") or self.resume.isdecimal():
+            raise ValueError(
+                f"resume {self.resume} names no checkpoint: auto (the default) goes on with the newest one of run_dir; "
+                "to start from another run, give the path of its directory or of a checkpoint in it"
+            )
         return self
 
 

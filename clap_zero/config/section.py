@@ -27,12 +27,15 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _no_booleans_as_numbers(cls, values: Any) -> Any:
-        if isinstance(values, dict):
-            for name, value in values.items():
-                field = cls.model_fields.get(name)
-                if field is not None and isinstance(value, bool) and not accepts(field, bool):
-                    raise ValueError(f"{name}: {str(value).lower()} is not a value of this key")
-        return values
+        """pydantic takes true for 1; as a text it is refused like any other that is not a value of the key."""
+        if not isinstance(values, dict):
+            return values
+        return {name: _as_text(value, cls.model_fields.get(name)) for name, value in values.items()}
+
+
+def _as_text(value: Any, field: FieldInfo | None) -> Any:
+    takes_others = field is None or accepts(field, bool) or accepts(field, str)
+    return value if takes_others or not isinstance(value, bool) else str(value).lower()
 
 
 def accepts(field: FieldInfo, kind: type) -> bool:

@@ -164,6 +164,11 @@ def test_unusable_flags_name_the_way_out(argv: list[str], hint: str) -> None:
         (["--train.max_steps", "null"], ["--train.max_steps N", "--train.epochs N"]),
         (["--run_dir", ""], ["--run_dir", "empty"]),
         (["--data.train", ""], ["data.train", "empty"]),
+        (["--wandb.mode", "true"], ["--wandb.mode", "true", "'offline'"]),
+        (["--data.workers", "false"], ["--data.workers", "false", "whole number"]),
+        (["--model.dropout", "true"], ["--model.dropout", "true", "number"]),
+        (["--resume", "latest"], ["resume latest names no checkpoint", "auto (the default)"]),
+        (["--resume", "100"], ["resume 100 names no checkpoint", "path"]),
     ],
 )
 def test_wrong_values_name_flag_value_and_way_out(argv: list[str], parts: list[str]) -> None:
