@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from clap_zero.config.objective import told_objective
 from clap_zero.data.index import ShardIndex
 from clap_zero.distributed.world import World
@@ -18,6 +20,7 @@ def told_run(settled: Settled, *, world: World) -> list[str]:
     left_over = plan.num_samples - plan.steps_per_epoch * plan.global_batch
     return [
         *resolved.explanation,
+        *told_idle(world.size, torch.cuda.device_count() if world.device.type == "cuda" else 0),
         *told_data(settled.train, settled.val),
         f"length: {plan.max_steps} optimizer steps, {plan.steps_per_epoch} an epoch; {left_over} pairs of each epoch, "
         "others each time, do not fill a step",
@@ -25,6 +28,21 @@ def told_run(settled: Settled, *, world: World) -> list[str]:
         f"BatchNorm: {run.model.batch_norm}",
         f"run: {run.run_dir}, attempt {settled.attempt}, "
         + ("from step 0" if settled.resume_from is None else f"resumed from {settled.resume_from}"),
+    ]
+
+
+def told_idle(world_size: int, num_devices: int) -> list[str]:
+    """A warning where a program was started without a launcher on a machine with several devices.
+
+    Args:
+        world_size: Ranks.
+        num_devices: That this process sees.
+    """
+    if world_size > 1 or num_devices < 2:
+        return []
+    return [
+        f"warning: one rank, on one of {num_devices} GPUs: `deepspeed --num_gpus {num_devices} -m clap_zero.train ...` "
+        "(or torchrun) takes them all; CUDA_VISIBLE_DEVICES=0 says that one is meant"
     ]
 
 

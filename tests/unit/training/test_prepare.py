@@ -18,7 +18,7 @@ from clap_zero.distributed.world import init_distributed
 from clap_zero.errors import CheckpointError, ConfigError, DataError, LaunchError
 from clap_zero.testing import run_distributed
 from clap_zero.training.prepare import _checkpoint_to_load, on_main
-from clap_zero.training.story import told_data, told_overlap
+from clap_zero.training.story import told_data, told_idle, told_overlap
 from tests.unit.data.shard_files import write_split
 
 
@@ -111,3 +111,9 @@ def test_what_nobody_foresaw_on_rank_0_ends_the_others_at_once() -> None:
     first, second = (json.loads(result) for result in run_distributed(fail, 2, "unforeseen"))
     assert first == ["MemoryError", "no room"]
     assert second == ["LaunchError", "rank 0 failed unexpectedly: MemoryError: no room", True]
+
+
+def test_one_rank_beside_idle_gpus_is_told() -> None:
+    assert told_idle(1, 1) == told_idle(1, 0) == told_idle(8, 8) == told_idle(2, 8) == []
+    (line,) = told_idle(1, 8)
+    assert line.startswith("warning: one rank, on one of 8 GPUs: `deepspeed --num_gpus 8 -m clap_zero.train")
