@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from clap_zero.config.objective import needs_caching
-from clap_zero.config.preset import Preset, load_preset
+from clap_zero.config.preset import Preset, fuses
 from clap_zero.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ MEL_BYTES = 4 * 1001 * 64
 """Log-mel of 10 s, fp32, as every preset has it: frames x bands. With fusion there are four of them."""
 MIN_PAIRS = 2
 """Smallest micro batch that "auto" chooses: BatchNorm on a rank needs two values."""
+MOST_PAIRS = 2**24
+"""Largest batch, far above what anybody compares in one step: what is written there may be a slip."""
 MIN_STEPS_PER_EPOCH = 4
 """A target that nobody asked for is lowered until an epoch has this many steps."""
 
@@ -100,7 +102,7 @@ def held_bytes(run: RunConfig, *, micro_batch: int, accumulation: int) -> int:
     if not needs_caching(run.objective.negatives, accumulation=accumulation):
         return 0
     truncation = run.data.truncation
-    fused = load_preset(run.model.preset).fuses if truncation == "auto" else truncation == "fusion"
+    fused = fuses(run.model.preset, pretrained=run.model.pretrained) if truncation == "auto" else truncation == "fusion"
     return micro_batch * accumulation * MEL_BYTES * (4 if fused else 1)
 
 
@@ -125,6 +127,8 @@ def fill_batch(
     for name, number in (("micro", given.micro), ("accumulation", given.accumulation), ("whole", given.whole)):
         if number is not None and number < 1:
             raise ConfigError(f'{KEYS[name]} is {number}, at least 1 is needed (or "auto")')
+        if number is not None and number > MOST_PAIRS:
+            raise ConfigError(f"{KEYS[name]} is {number}, at most {MOST_PAIRS} is possible")
     why: list[str] = []
     if given.whole is None and (given.micro is None or given.accumulation is None):
         aim = _lowered_target(target, world_size=world_size, num_samples=num_samples, why=why)
@@ -230,12 +234,7 @@ def _divided(given: Batch, *, world_size: int, largest_micro: int | None, why: l
 
 
 def _check_against_data(batch: Batch, *, world_size: int, num_samples: int) -> None:
-    assert batch.micro is not None and batch.whole is not None
-    if batch.micro * world_size < 2:
-        raise ConfigError(
-            "one pair per forward on one rank has nothing to be compared with: "
-            "set train_micro_batch_size_per_gpu to 2 or more"
-        )
+    assert batch.whole is not None
     if 0 < num_samples < batch.whole:
         raise ConfigError(
             f"the global batch is {batch.sum(world_size)}, but there are {num_samples} training pairs: an epoch would "

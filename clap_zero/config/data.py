@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from clap_zero.config.section import Auto, Section, Text, key
+from clap_zero.config.section import MOST, MOST_S, Auto, Section, Text, key
 
 
 class DataSetSection(Section):
@@ -66,14 +66,16 @@ class DataSection(Section):
         "-",
     )
     val: tuple[DataEntry, ...] = key((), "held-out shards, never trained on, written like data.train; repeat", "-")
-    workers: Annotated[int, Field(ge=0)] | Auto = key("auto", "loader processes a rank; 0 reads in the rank", "count")
+    workers: Annotated[int, Field(ge=0, le=4096)] | Auto = key(
+        "auto", "loader processes a rank; 0 reads in the rank", "count"
+    )
     log_keys: Text | None = key(None, "directory for the sample keys that each rank trained on, a line a step", "-")
     truncation: Literal["auto", "rand_trunc", "fusion"] = key(
         "auto", "clips above 10 s: one crop (rand_trunc) or four views (fusion); auto: as the model does", "-"
     )
     max_caption_tokens: int = key(77, "longer captions are cut, special tokens counted", "tokens", ge=4, le=512)
     max_seconds: float = key(60.0, "longest part of a clip that is decoded", "s", ge=1, le=3600)
-    shuffle_shards: int = key(16, "shards whose samples are mixed with each other", "shards", gt=0)
+    shuffle_shards: int = key(16, "shards whose samples are mixed with each other", "shards", gt=0, le=MOST)
     caption_key: Text = key("text", "member of the sample's JSON that holds its caption or list of captions", "-")
     max_bad_fraction: float = key(
         0.05, "stop when more than this share of an epoch (and of a few at least) is unusable", "share", ge=0, le=1
@@ -85,8 +87,12 @@ class DataSection(Section):
         "stop", "a shard that is not there, or whose source fails for good, ends the run or is passed over", "-"
     )
     cache_dir: Text | None = key(None, "where remote shards are kept; null: ~/.cache/clap_zero/shards", "-")
-    cache_bytes: int = key(100_000_000_000, "largest size of the cache; the least used shards go first", "bytes", gt=0)
-    remote_timeout_s: float = key(60.0, "a remote source that sends nothing for so long has stalled", "s", gt=0)
+    cache_bytes: int = key(
+        100_000_000_000, "largest size of the cache; the least used shards go first", "bytes", gt=0, le=10**18
+    )
+    remote_timeout_s: float = key(
+        60.0, "a remote source that sends nothing for so long has stalled", "s", gt=0, le=MOST_S
+    )
     remote_retries: int = key(4, "further attempts at a remote source that stalls or fails", "count", ge=0, le=100)
     allow_pipe: bool = key(False, "take shards of the form pipe:COMMAND, which run that command on this machine", "-")
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from clap_zero.config.batch import MIN_PAIRS, Batch, fill_batch, held_bytes, largest_micro_batch
+from clap_zero.config.batch import Batch, fill_batch, held_bytes, largest_micro_batch
 from clap_zero.config.ds_contradictions import refuse_contradictions
 from clap_zero.config.ds_effects import settle_effects
 from clap_zero.config.ds_json import check_keys, load_ds_json
@@ -27,6 +27,7 @@ from clap_zero.config.ds_sections import (
     settle_precision,
     settle_zero,
 )
+from clap_zero.config.objective import refuse_single_pair
 from clap_zero.config.preset import load_preset
 from clap_zero.config.schema import RunConfig
 from clap_zero.errors import ConfigError
@@ -125,11 +126,9 @@ def resolve(
     checkpointing = settle_activation_checkpointing(config, device_type=machine.device_type, notes=notes)
     settle_optimizer(config, run, explicit=explicit, device_type=machine.device_type, stage=stage)
     why = _settle_batch(config, run, before=before, world_size=world_size, machine=machine, checkpointing=checkpointing)
-    if run.objective.negatives == "local" and config[BATCH_KEYS[0]] < MIN_PAIRS:
-        raise ConfigError(
-            "objective.negatives local compares the pairs of one rank's micro batch, and that is one pair: nothing "
-            "would be learned. Give --train.micro_batch_size 2 or more, or --objective.negatives micro or global"
-        )
+    refuse_single_pair(
+        run.objective.negatives, micro=config[BATCH_KEYS[0]], whole=config[BATCH_KEYS[2]], world_size=world_size
+    )
     total_steps = _total_steps(run, num_samples=machine.num_samples, global_batch=config[BATCH_KEYS[2]])
     warmup_steps = _warmup_steps(
         run, total_steps=total_steps, explicit=explicit, notes=notes if _warmup_is_ours(config) else []

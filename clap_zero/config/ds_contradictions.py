@@ -11,51 +11,10 @@ from typing import Any
 
 from clap_zero.config.ds_optimizer import cycles_momentum
 from clap_zero.config.ds_paths import lookup
+from clap_zero.config.ds_ranges import DTYPE_OF, wrong_values
 from clap_zero.config.schema import RunConfig
 from clap_zero.config.values import shown
 from clap_zero.errors import ConfigError
-
-_DTYPES = {
-    "fp32": ("fp32", "float32", "float", "torch.float32"),
-    "bf16": ("bf16", "bfloat16", "torch.bfloat16"),
-    "fp16": ("fp16", "float16", "half", "torch.float16"),
-}
-DTYPE_OF = {name: dtype for dtype, names in _DTYPES.items() for name in names}
-"""How DeepSpeed lets a number format be written -> its short name."""
-
-CHOICES: dict[str, tuple[str, ...]] = {
-    "communication_data_type": ("fp32", "bf16", "fp16"),
-    "data_types.grad_accum_dtype": tuple(DTYPE_OF),
-    "data_types.param_dtype": tuple(DTYPE_OF),
-    "data_types.buffer_dtype": tuple(DTYPE_OF),
-    "torch_autocast.dtype": tuple(DTYPE_OF),
-    "scheduler.params.warmup_type": ("linear", "log"),
-    "checkpoint.tag_validation": ("Warn", "Ignore", "Fail"),
-}
-"""Texts of which only some mean something; case counts where DeepSpeed's does."""
-_ANY_CASE = ("communication_data_type", "checkpoint.tag_validation")
-
-LEAST: dict[str, float] = {
-    "steps_per_print": 1,
-    "fp16.loss_scale": 0,
-    "fp16.loss_scale_window": 1,
-    "fp16.min_loss_scale": 1,
-    "fp16.hysteresis": 1,
-    "fp16.initial_scale_power": 0,
-    "gradient_predivide_factor": 1e-6,
-    "zero_optimization.reduce_bucket_size": 1,
-    "zero_optimization.allgather_bucket_size": 0,
-    "zero_optimization.sub_group_size": 0,
-    "zero_optimization.stage3_prefetch_bucket_size": 0,
-    "zero_optimization.stage3_param_persistence_threshold": 0,
-    "zero_optimization.stage3_max_live_parameters": 0,
-    "zero_optimization.stage3_max_reuse_distance": 0,
-    "zero_optimization.zero_hpz_partition_size": 0,
-    "scheduler.params.cycle_first_step_size": 1,
-    "scheduler.params.lr_range_test_step_size": 1,
-    "flops_profiler.profile_step": 1,
-}
-"""Smallest value of a number, where DeepSpeed would stop at less or divide by it."""
 
 
 def refuse_contradictions(ds: Mapping[str, Any], run: RunConfig, *, world_size: int) -> None:
@@ -67,7 +26,7 @@ def refuse_contradictions(ds: Mapping[str, Any], run: RunConfig, *, world_size: 
         world_size: ranks.
     """
     faults = [
-        *_values(ds),
+        *wrong_values(ds),
         *_precision(ds),
         *_gradients(ds),
         *_ranks(ds, world_size),
@@ -76,18 +35,6 @@ def refuse_contradictions(ds: Mapping[str, Any], run: RunConfig, *, world_size: 
     ]
     if faults:
         raise ConfigError("\n".join(faults))
-
-
-def _values(ds: Mapping[str, Any]) -> Iterator[str]:
-    for path, choices in CHOICES.items():
-        value = lookup(ds, path)
-        known = [choice.lower() for choice in choices] if path in _ANY_CASE else choices
-        if value not in (None, "auto") and (str(value).lower() if path in _ANY_CASE else value) not in known:
-            yield f"{path} is {shown(value)}: {', '.join(choices)} are possible"
-    for path, least in LEAST.items():
-        value = lookup(ds, path)
-        if isinstance(value, (int, float)) and value < least:
-            yield f"{path} is {shown(value)}: {least:g} or more is needed"
 
 
 def _precision(ds: Mapping[str, Any]) -> Iterator[str]:

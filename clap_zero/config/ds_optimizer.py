@@ -9,7 +9,7 @@ from clap_zero.config.ds_keys import OPTIMIZERS, REMOVED_OPTIMIZERS, SCHEDULER_P
 from clap_zero.config.ds_optimizer_params import fit_adam
 from clap_zero.config.ds_paths import lookup
 from clap_zero.config.ds_torch_schedules import TORCH_SCHEDULES, check_torch_schedule
-from clap_zero.config.schema import RunConfig
+from clap_zero.config.schema import MOST_RATE, RunConfig
 from clap_zero.config.values import nearest, shown
 from clap_zero.errors import ConfigError
 
@@ -86,8 +86,8 @@ def _check_optimizer_type(ds: Mapping[str, Any], kind: str, *, stage: int) -> No
 def _check_optimizer_numbers(params: Mapping[str, Any]) -> None:
     lr, decay, betas = params["lr"], params["weight_decay"], params.get("betas")
     for path, value, fits, needed in (
-        ("lr", lr, _is_number(lr) and lr > 0, "a number above 0"),
-        ("weight_decay", decay, _is_number(decay) and decay >= 0, "0 or a number above it"),
+        ("lr", lr, _is_number(lr) and 0 < lr <= MOST_RATE, f"a number above 0 and at most {MOST_RATE:g}"),
+        ("weight_decay", decay, _is_number(decay) and 0 <= decay <= MOST_RATE, f"0 to {MOST_RATE:g}"),
     ):
         if not fits:
             raise ConfigError(f"optimizer.params.{path} is {shown(value)}: {needed} is needed")

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
-from clap_zero.config.ds_contradictions import DTYPE_OF
 from clap_zero.config.ds_keys import ANY, kind_at
 from clap_zero.config.ds_paths import assign, lookup
+from clap_zero.config.ds_ranges import DTYPE_OF
 from clap_zero.config.values import shown
 from clap_zero.errors import ConfigError
 

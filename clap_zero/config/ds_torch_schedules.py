@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clap_zero.config.ds_paths import lookup
-from clap_zero.config.ds_side_keys import ANY, BOOL, FLOAT, INT, LIST, STR
+from clap_zero.config.ds_side_keys import BOOL, FLOAT, INT, LIST, STR
 from clap_zero.config.values import shown
 from clap_zero.errors import ConfigError
 
@@ -25,14 +25,14 @@ TORCH_SCHEDULES: dict[str, dict[str, str]] = {
     "CosineAnnealingLR": {"T_max": INT, "eta_min": FLOAT},
     "CosineAnnealingWarmRestarts": {"T_0": INT, "T_mult": INT, "eta_min": FLOAT},
     "CyclicLR": {
-        **dict.fromkeys(("base_lr", "max_lr"), ANY),
+        **dict.fromkeys(("base_lr", "max_lr"), FLOAT),
         **dict.fromkeys(("step_size_up", "step_size_down"), INT),
         **dict.fromkeys(("mode", "scale_mode"), STR),
         "gamma": FLOAT,
         **_MOMENTUM,
     },
     "OneCycleLR": {
-        "max_lr": ANY,
+        "max_lr": FLOAT,
         **dict.fromkeys(("total_steps", "epochs", "steps_per_epoch"), INT),
         **dict.fromkeys(("pct_start", "div_factor", "final_div_factor"), FLOAT),
         "anneal_strategy": STR,
@@ -41,7 +41,8 @@ TORCH_SCHEDULES: dict[str, dict[str, str]] = {
     },
 }
 """Type -> its parameters. `last_epoch` and functions are left out: a new run has no use for the one, JSON no words for
-the others."""
+the others. Rates of their own for each group of parameters are left out, too: which groups there are is not for a JSON
+to know."""
 
 REQUIRED: dict[str, tuple[str, ...]] = {
     "StepLR": ("step_size",),
@@ -55,9 +56,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 """Type -> parameters without a default."""
 
 
-def check_torch_schedule(
-    ds: Mapping[str, Any], kind: str, params: Mapping[str, Any], *, total_steps: int | None
-) -> None:
+def check_torch_schedule(ds: Mapping[str, Any], kind: str, params: dict[str, Any], *, total_steps: int | None) -> None:
     """Refuses a schedule with which the engine could not be built, or that would end the run.
 
     DeepSpeed gives a schedule the optimizer that the engine steps. With ZeRO or low precision that is a wrapper of its
@@ -66,7 +65,7 @@ def check_torch_schedule(
     Args:
         ds: the whole config, stage and precision settled.
         kind: one of TORCH_SCHEDULES.
-        params: scheduler.params.
+        params: scheduler.params; numbers become floats where torch wants them.
         total_steps: optimizer steps of the run, None if not known.
 
     Raises:
@@ -86,6 +85,8 @@ def check_torch_schedule(
     for name, value in params.items():
         if TORCH_SCHEDULES[kind][name] == INT and value != "auto" and value < 1:
             raise ConfigError(f"scheduler.params.{name} is {shown(value)}: 1 or more is needed")
+        if TORCH_SCHEDULES[kind][name] == FLOAT and value != "auto":
+            params[name] = float(value)  # torch refuses a pct_start of 1
     if kind == "OneCycleLR":
         _check_one_cycle(params, total_steps)
 

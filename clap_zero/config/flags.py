@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 from clap_zero.config.data import DataSetSection
 from clap_zero.config.other_trainers import called_here
 from clap_zero.config.schema import RunConfig, accepts, iter_keys
+from clap_zero.config.section import choices
 from clap_zero.config.values import nearest, parse_value, shown
 from clap_zero.errors import ConfigError
 
@@ -251,7 +252,5 @@ def _choices(info: FieldInfo) -> str:
     """What stands after the flag in the help: its fixed choices, then the kinds of value that it takes."""
     if accepts(info, bool):
         return "[true|false]"
-    parts = (info.annotation, *get_args(info.annotation))
-    names = [str(choice) for part in parts if get_origin(part) is Literal for choice in get_args(part)]
     kinds = (("N", int), ("X", float), ("TEXT", str), ("TEXT", tuple))
-    return "|".join(names + [name for name, kind in kinds if accepts(info, kind)])
+    return "|".join(choices(info) + [name for name, kind in kinds if accepts(info, kind)])

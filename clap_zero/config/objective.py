@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import model_validator
 
 from clap_zero.config.section import Section, key
+from clap_zero.errors import ConfigError
 
 if TYPE_CHECKING:
     from clap_zero.config.deepspeed import ResolvedDeepSpeed
@@ -30,7 +31,7 @@ class ObjectiveSection(Section):
         "-",
     )
     label_smoothing: float = key(0.0, "share of the softmax target spread over all candidates", "share", ge=0, lt=1)
-    hard_negative_beta: float = key(0.0, "concentration of the weights on hard negatives; 0 is off", "-", ge=0)
+    hard_negative_beta: float = key(0.0, "concentration of the weights on hard negatives; 0 is off", "-", ge=0, le=100)
     mlp: Literal["auto", "off"] = key(
         "auto", "LAION's MLP loss and second scale, where model.pretrained has the heads (auto), or never (off)", "-"
     )
@@ -77,6 +78,29 @@ def needs_caching(negatives: str, *, accumulation: int) -> bool:
         accumulation: Micro batches per optimizer step.
     """
     return negatives == "global" and accumulation > 1
+
+
+def refuse_single_pair(negatives: str, *, micro: int, whole: int, world_size: int) -> None:
+    """Raises ConfigError where a pair has no other to be compared with: then nothing is learned.
+
+    Args:
+        negatives: global, micro or local.
+        micro: Pairs per forward and rank.
+        whole: Pairs per optimizer step over all ranks and accumulation.
+        world_size: Ranks.
+    """
+    if whole == 1:
+        raise ConfigError(
+            "the global batch is one pair, which has nothing to be compared with: set train_micro_batch_size_per_gpu "
+            "to 2 or more, or add accumulation or ranks"
+        )
+    place = {"local": "one rank's micro batch", "micro": "a micro batch over all ranks"}.get(negatives)
+    if place is not None and micro * (world_size if negatives == "micro" else 1) == 1:
+        others = "global" if negatives == "micro" or world_size == 1 else "micro or global"
+        raise ConfigError(
+            f"objective.negatives {negatives} compares the pairs of {place}, and that is one pair: nothing would be "
+            f"learned. Give --train.micro_batch_size 2 or more, or --objective.negatives {others}"
+        )
 
 
 def told_objective(resolved: ResolvedDeepSpeed, *, world_size: int) -> list[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from clap_zero.config.values import parse_yaml
@@ -40,11 +42,6 @@ class Preset:
         """Width of the common space of clips and captions."""
         return int(self.model.get("projection_dim", EMBEDDING_DIM))
 
-    @property
-    def fuses(self) -> bool:
-        """Whether clips come as four views; where the weights say it, which are not read here, the larger is taken."""
-        return bool(self.model.get("audio_config", {}).get("enable_fusion", not self.model))
-
 
 @functools.cache
 def load_preset(name: str | None) -> Preset:
@@ -53,3 +50,17 @@ def load_preset(name: str | None) -> Preset:
     content = parse_yaml(text)
     run = {f"{section}.{key}": value for section, keys in content["run"].items() for key, value in keys.items()}
     return Preset(model=content.get("model", {}), run=run, **content["batch"])
+
+
+def fuses(preset: str | None, *, pretrained: str | None) -> bool:
+    """Whether the model takes a clip as four views.
+
+    Weights say it in the config.json beside them. That of a name on the hub is not read here: the larger is taken.
+    """
+    if preset is not None:
+        return bool(load_preset(preset).model.get("audio_config", {}).get("enable_fusion"))
+    try:
+        config = json.loads((Path(str(pretrained)).expanduser() / "config.json").read_text("utf-8"))
+        return bool(config.get("audio_config", {}).get("enable_fusion", False))
+    except (OSError, ValueError, AttributeError):
+        return True

@@ -14,13 +14,15 @@ from pydantic.fields import FieldInfo
 
 from clap_zero.config.data import DataSection
 from clap_zero.config.objective import ObjectiveSection
-from clap_zero.config.section import Auto, PositiveInt, Section, Text, accepts, key
+from clap_zero.config.section import MOST, MOST_S, Auto, PositiveInt, Section, Text, accepts, key
 
 __all__ = ["PRESETS", "RunConfig", "Section", "accepts", "iter_keys"]
 
 PRESETS = ("tiny", "tiny-fused", "htsat-unfused", "htsat-fused", "large")
 
 BatchSize = PositiveInt | Auto
+MOST_RATE = 1e6
+"""Largest learning rate and decay: far above what trains, far below what fp32 holds."""
 
 
 class ModelSection(Section):
@@ -46,7 +48,7 @@ class TrainSection(Section):
     """Length, batch and learning rate."""
 
     max_steps: PositiveInt | None = key(None, "length of training; excludes train.epochs", "optimizer steps")
-    epochs: Annotated[float, Field(gt=0)] | None = key(
+    epochs: Annotated[float, Field(gt=0, le=1e6)] | None = key(
         None, "length of training; excludes train.max_steps", "passes over the data"
     )
     global_batch_size: BatchSize = key(
@@ -55,9 +57,11 @@ class TrainSection(Section):
     micro_batch_size: BatchSize = key(
         "auto", "pairs per forward and rank; auto: what the data and the smallest memory allow", "pairs"
     )
-    learning_rate: float = key(1e-5, "peak learning rate", "1/step", gt=0)
-    weight_decay: float = key(0.0, "decoupled decay of matrices; biases, norms and scales have none", "1/step", ge=0)
-    warmup_steps: int = key(500, "linear rise from 0 to the peak", "optimizer steps", ge=0)
+    learning_rate: float = key(1e-5, "peak learning rate", "1/step", gt=0, le=MOST_RATE)
+    weight_decay: float = key(
+        0.0, "decoupled decay of matrices; biases, norms and scales have none", "1/step", ge=0, le=MOST_RATE
+    )
+    warmup_steps: int = key(500, "linear rise from 0 to the peak", "optimizer steps", ge=0, le=MOST)
     min_learning_rate: float = key(0.0, "where the cosine ends", "1/step", ge=0)
     schedule: Literal["cosine", "constant"] = key("cosine", "after the warm-up, when the JSON has no scheduler", "-")
     seed: int = key(0, "of weights, order, crops, captions and dropout", "-", ge=0, lt=2**32)
@@ -89,20 +93,20 @@ class EvaluateSection(Section):
     every_steps: PositiveInt | None = key(
         None, "evaluate each so many steps; null: at step 0 and at the end only", "optimizer steps"
     )
-    batch_size: int = key(16, "clips or captions per forward and rank", "count", gt=0)
+    batch_size: int = key(16, "clips or captions per forward and rank", "count", gt=0, le=MOST)
 
 
 class CheckpointSection(Section):
     """When the state is saved."""
 
-    every_steps: int = key(500, "save each so many steps, and at the end", "optimizer steps", gt=0)
-    keep: int = key(2, "newest complete checkpoints that stay", "count", gt=0)
+    every_steps: int = key(500, "save each so many steps, and at the end", "optimizer steps", gt=0, le=MOST)
+    keep: int = key(2, "newest complete checkpoints that stay", "count", gt=0, le=MOST)
 
 
 class LogSection(Section):
     """How often a step is shown."""
 
-    every_steps: int = key(1, "steps between two lines on the console", "optimizer steps", gt=0)
+    every_steps: int = key(1, "steps between two lines on the console", "optimizer steps", gt=0, le=MOST)
 
 
 class WandbSection(Section):
@@ -119,12 +123,14 @@ class WandbSection(Section):
 class DistributedSection(Section):
     """Ranks and how long they wait for each other."""
 
-    timeout_s: float = key(1800.0, "longest wait in a collective before the run is given up", "s", gt=0)
-    start_timeout_s: float = key(300.0, "longest wait for all ranks to come together at the start", "s", gt=0)
-    heartbeat_timeout_s: Annotated[float, Field(gt=0)] | None = key(
+    timeout_s: float = key(1800.0, "longest wait in a collective before the run is given up", "s", gt=0, le=MOST_S)
+    start_timeout_s: float = key(
+        300.0, "longest wait for all ranks to come together at the start", "s", gt=0, le=MOST_S
+    )
+    heartbeat_timeout_s: Annotated[float, Field(gt=0, le=MOST_S)] | None = key(
         30.0, "a rank that says nothing for so long is gone, and the run ends; null: never", "s"
     )
-    hang_timeout_s: Annotated[float, Field(gt=0)] | None = key(
+    hang_timeout_s: Annotated[float, Field(gt=0, le=MOST_S)] | None = key(
         600.0, "all ranks without progress for so long: stacks are written and the run ends; null: never", "s"
     )
 

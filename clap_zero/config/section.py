@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 Auto = Literal["auto"]
-PositiveInt = Annotated[int, Field(gt=0)]
+MOST = 10**12
+"""Largest count: what is above it is a slip, and does not fit what counts steps and pairs."""
+MOST_S = 1e6
+"""Longest wait, eleven days: the clocks of sockets and of torch end there or soon after."""
+PositiveInt = Annotated[int, Field(gt=0, le=MOST)]
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -20,22 +24,32 @@ def key(default: Any, description: str, unit: str, **constraints: Any) -> Any:
 
 
 class Section(BaseModel):
-    """Base of every section: immutable, closed, no infinities, and no true/false where a number is meant."""
+    """Base of every section: immutable, closed, no infinities, and no true/false where a number is meant.
+
+    Where `off` is among a key's words, false is it: that is what tools that read YAML 1.1 make of it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
-    @model_validator(mode="before")
+    @field_validator("*", mode="before")
     @classmethod
-    def _no_booleans_as_numbers(cls, values: Any) -> Any:
-        """pydantic takes true for 1; as a text it is refused like any other that is not a value of the key."""
-        if not isinstance(values, dict):
-            return values
-        return {name: _as_text(value, cls.model_fields.get(name)) for name, value in values.items()}
+    def _no_booleans_as_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        field = cls.model_fields[str(info.field_name)]
+        if not isinstance(value, bool) or accepts(field, bool):
+            return value
+        words = choices(field)
+        if value is False and "off" in words:
+            return "off"
+        if accepts(field, int) or accepts(field, float):
+            number = "a whole number" if not accepts(field, float) else "a number"
+            raise ValueError(" or ".join([f"{number} is needed", *words]))
+        return value  # the kinds that are left take no truth value by themselves
 
 
-def _as_text(value: Any, field: FieldInfo | None) -> Any:
-    takes_others = field is None or accepts(field, bool) or accepts(field, str)
-    return value if takes_others or not isinstance(value, bool) else str(value).lower()
+def choices(field: FieldInfo) -> list[str]:
+    """The fixed words that a key takes."""
+    parts = (field.annotation, *get_args(field.annotation))
+    return [str(choice) for part in parts if get_origin(part) is Literal for choice in get_args(part)]
 
 
 def accepts(field: FieldInfo, kind: type) -> bool:

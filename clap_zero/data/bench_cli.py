@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 
 from clap_zero.data.remote_arguments import add_remote_arguments, check_bounds, read_policy
 from clap_zero.errors import ConfigError
+from clap_zero.figures_file import check_writable, write_figures
 
 _MOST_WORKERS = 8
 
@@ -67,8 +67,7 @@ def bench_from_args(args: argparse.Namespace) -> None:
     if args.workers is not None and args.workers < 0:
         raise ConfigError(f"--workers {args.workers}: 0 or more is needed")
     check_bounds(args, **{name: name for name in ("max_seconds", "shuffle_shards", "caption_key")})
-    if args.json is not None and not args.json.parent.is_dir():
-        raise ConfigError(f"--json {args.json}: there is no directory {args.json.parent}")
+    check_writable(args.json)
     policy = read_policy(args)
     from clap_zero.data.bench import BenchOptions, bench_loader
 
@@ -88,8 +87,4 @@ def bench_from_args(args: argparse.Namespace) -> None:
         )
     )
     print("\n".join(report.lines()), flush=True)
-    if args.json is not None:
-        try:
-            args.json.write_text(json.dumps(report.record(), indent=1) + "\n", "utf-8")
-        except OSError as error:
-            raise ConfigError(f"--json {args.json}: {error.strerror or error}") from error
+    write_figures(args.json, report.record())

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import statistics
 from pathlib import Path
 
 from clap_zero.errors import ConfigError
+from clap_zero.figures_file import check_writable, write_figures
 from clap_zero.objective.bench_case import CHUNKED, Measured, measure, opposed_pairs
+from clap_zero.oom import is_out_of_memory
 
+MOST_THREADS = 4096
 LARGEST_DENSE = 16_384
 """Pairs up to which the dense forms are measured: from there on they take tens of gigabytes."""
 
@@ -60,10 +62,16 @@ def bench_from_args(args: argparse.Namespace) -> None:
         sizes = [int(size) for size in args.sizes.split(",")]
     except ValueError as error:
         raise ConfigError(f"--sizes {args.sizes}: must be whole numbers with commas, as in 2048,16384") from error
-    if min(*sizes, args.width, args.rounds) < 1:
-        raise ConfigError("--sizes, --width and --rounds must be at least 1")
-    if args.rank_of and args.rank_pairs % args.rank_of:
-        raise ConfigError(f"--rank-pairs {args.rank_pairs} must be a multiple of --rank-of {args.rank_of}")
+    if not 1 <= min(*sizes, args.width, args.rounds) <= max(*sizes, args.width, args.rank_pairs) <= 10**9:
+        raise ConfigError("--sizes, --width and --rounds must be at least 1, and none above 10^9")
+    if not 0 <= args.threads <= MOST_THREADS:
+        raise ConfigError(f"--threads {args.threads}: 0 (all cores) to {MOST_THREADS} are possible")
+    if args.rank_of < 0 or (args.rank_of and (args.rank_pairs < 1 or args.rank_pairs % args.rank_of)):
+        raise ConfigError(
+            f"--rank-pairs {args.rank_pairs} must be a multiple of --rank-of {args.rank_of}, both above 0 "
+            "(--rank-of 0 leaves this part out)"
+        )
+    check_writable(args.json)
     threads = args.threads or len(os.sched_getaffinity(0))
     figures: dict[str, object] = {"width": args.width, "threads": threads, "rounds": args.rounds}
     print(f"forward and backward, d = {args.width}, float32, {threads} threads, median of {args.rounds}")
@@ -73,8 +81,7 @@ def bench_from_args(args: argparse.Namespace) -> None:
     if args.rank_of:
         figures["rank"] = _rank(args.rank_pairs, args.width, args.rank_of, threads)
     figures["opposed"] = _opposed(args.width)
-    if args.json is not None:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+    write_figures(args.json, figures)
 
 
 def _one_size(num_pairs: int, width: int, rounds: int, threads: int) -> dict[str, dict[str, float]]:
@@ -129,6 +136,18 @@ def _median(runs: list[Measured]) -> Measured:
 
 
 def in_fresh_process(form: str, num_pairs: int, width: int, num_ranks: int, threads: int) -> Measured:
-    """Measures in a process that nothing has run in, so that no memory is left over from before."""
+    """Measures in a process that nothing has run in, so that no memory is left over from before.
+
+    Raises:
+        ConfigError: It does not fit into memory.
+    """
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(measure, (form, num_pairs, width, num_ranks, threads))
+        try:
+            return pool.apply(measure, (form, num_pairs, width, num_ranks, threads))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise ConfigError(
+                f"{form} of {num_pairs} pairs of width {width} does not fit into this machine's memory: lower --sizes, "
+                "--rank-pairs or --width"
+            ) from error

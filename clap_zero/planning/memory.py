@@ -14,8 +14,8 @@ from typing import Any
 
 from clap_zero.config.batch import PROCESS_BYTES, activation_bytes
 from clap_zero.config.deepspeed import ResolvedDeepSpeed
-from clap_zero.config.ds_contradictions import DTYPE_OF
 from clap_zero.config.ds_paths import lookup
+from clap_zero.config.ds_ranges import DTYPE_OF
 from clap_zero.config.preset import Preset
 from clap_zero.objective.chunk import default_chunk
 

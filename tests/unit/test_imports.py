@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "clap_zero"
 
 LAYERS = (
-    ("errors", "assets", "oom", "phases", "launching", "precision", "process_memory", ""),
+    ("errors", "figures_file", "assets", "oom", "phases", "launching", "precision", "process_memory", ""),
     ("distributed", "config"),
     ("audio",),
     ("model", "data", "objective"),

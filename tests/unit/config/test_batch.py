@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +22,7 @@ from clap_zero.config.batch import (
 )
 from clap_zero.config.deepspeed import Machine, resolve
 from clap_zero.config.load import parse_command_line
-from clap_zero.config.preset import Preset, load_preset
+from clap_zero.config.preset import Preset, fuses, load_preset
 from clap_zero.config.schema import PRESETS
 from clap_zero.errors import ConfigError
 from clap_zero.planning.memory import estimate_memory
@@ -65,7 +67,8 @@ def test_open_numbers_are_derived(numbers: tuple, world: int, expected: tuple) -
         ((None, None, 1), 2, ["set it to 2"]),
         ((0, None, None), 2, ["train_micro_batch_size_per_gpu is 0"]),
         ((None, -1, None), 2, ["gradient_accumulation_steps is -1"]),
-        ((1, None, None), 1, ["nothing to be compared with"]),
+        ((2**40, None, None), 1, [f"train_micro_batch_size_per_gpu is {2**40}, at most"]),
+        ((None, None, 10**30), 1, ["train_batch_size is 1000", "at most"]),
     ],
 )
 def test_contradictions_give_the_sum_with_the_real_world_size(numbers: tuple, world: int, parts: list[str]) -> None:
@@ -167,8 +170,18 @@ def test_log_mels_of_a_step_are_as_large_as_the_features_are(preset: str) -> Non
         ).run
         assert held_bytes(run, micro_batch=8, accumulation=3) == 24 * size
         assert held_bytes(run, micro_batch=8, accumulation=1) == 0
-    assert load_preset(preset).fuses == ("fused" in preset and "unfused" not in preset)
-    assert load_preset(None).fuses, "not known before the weights are read"
+    assert fuses(preset, pretrained=None) == ("fused" in preset and "unfused" not in preset)
+
+
+@pytest.mark.parametrize(
+    ("config", "fused"),
+    [('{"audio_config": {"enable_fusion": true}}', True), ('{"audio_config": {}}', False), ("{}", False), ("{", True)],
+)
+def test_weights_say_themselves_whether_they_fuse(tmp_path: Path, config: str, fused: bool) -> None:
+    (tmp_path / "config.json").write_text(config)
+    run = parse_command_line(["--ds_config", "x.json", "--model.pretrained", str(tmp_path)]).run
+    assert held_bytes(run, micro_batch=8, accumulation=3) == 24 * MEL_BYTES * (4 if fused else 1)
+    assert fuses(None, pretrained="some/name-on-the-hub"), "not read here, so the larger"
 
 
 def test_auto_leaves_room_for_the_log_mels_of_a_step() -> None:

@@ -95,7 +95,7 @@ def test_values_of_reading() -> None:
         (["--data.train", "{shards: x, weight: 1e9}"], ["weight", "less than or equal to 1000"]),
         (["--data.train", "{shards: x, weight: .inf}"], ["weight", "finite"]),
         (["--data.train", "{shards: x, weight: much}"], ['weight "much"', "finite number"]),
-        (["--data.train", "{shards: x, weight: true}"], ['weight "true" is refused', "number"]),
+        (["--data.train", "{shards: x, weight: true}"], ["data.train[0].weight true is refused: a number is needed"]),
         (
             ["--data.train", "a", "--data.train", "{shards: x, wieght: 2}"],
             ["data.train[1].wieght", "did you mean weight?"],

@@ -368,7 +368,7 @@ def test_activation_checkpointing_rules() -> None:
         ({"scheduler": {"type": "StepLR", "params": [1]}}, "scheduler.params is [1], a section in braces is needed"),
         ({"optimizer": {"type": "Muon", "params": []}}, "optimizer.params is [], a section in braces is needed"),
         ({"optimizer": {"type": "Muon", "params": {"nesterov": True}}}, "unknown key optimizer.params.nesterov"),
-        ({"optimizer": {"params": {"weight_decay": -1}}}, "weight_decay is -1: 0 or a number above it is needed"),
+        ({"optimizer": {"params": {"weight_decay": -1}}}, "weight_decay is -1: 0 to 1e+06 is needed"),
         ({"gradient_allreduce_op": "sum"}, "averaged gradients"),
         ({"sequence_parallel_size": 2}, "data-parallel"),
         ({"tensor_parallel": {"autotp_size": 2}}, "data-parallel"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from clap_zero.config.deepspeed import Machine, resolve
@@ -33,6 +36,10 @@ def test_defaults_are_exact_negatives_and_soft_positives() -> None:
         (["--objective.label_smoothing", "nan"], "objective.label_smoothing"),
         (["--objective.hard_negative_beta", "-1"], "objective.hard_negative_beta"),
         (["--objective.hard_negative_beta", "inf"], "objective.hard_negative_beta"),
+        (
+            ["--objective.hard_negative_beta", "1e4"],
+            "hard_negative_beta 10000.0 is refused: it should be less",
+        ),
         (["--objective.negatives", "all"], "'global', 'micro' or 'local' is possible"),
         (["--objective.label_smoothing", "1"], "objective.label_smoothing"),
         (
@@ -100,3 +107,67 @@ def test_the_price_follows_the_settings(negatives: str) -> None:
     assert "about 5/4 of the time" in first
     if negatives == "global":
         assert "25 MB a rank for log-mels; ZeRO stage 3 gathers the weights for each embedding" in first
+
+
+@pytest.mark.parametrize(
+    ("negatives", "micro", "accumulation", "world", "message"),
+    [
+        ("global", 1, 1, 1, "the global batch is one pair, which has nothing to be compared with"),
+        ("micro", 1, 4, 1, "a micro batch over all ranks, and that is one pair"),
+        ("local", 1, 4, 1, "one rank's micro batch, and that is one pair"),
+        ("local", 1, 4, 2, "--objective.negatives micro or global"),
+        ("global", 1, 2, 1, ""),
+        ("global", 1, 1, 2, ""),
+        ("micro", 1, 4, 2, ""),
+        ("local", 2, 1, 1, ""),
+    ],
+)
+def test_a_pair_needs_another_among_its_negatives(
+    negatives: str, micro: int, accumulation: int, world: int, message: str
+) -> None:
+    def told_of_it() -> list[str]:
+        flag = ("--objective.negatives", negatives)
+        ds = {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": accumulation}
+        return told(*flag, world=world, **ds)
+
+    if message:
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            told_of_it()
+    else:
+        assert told_of_it()
+
+
+@pytest.mark.parametrize("form", ["flag", "file"])
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("objective.mlp", "off", ""),
+        ("objective.mlp", "false", ""),
+        ("objective.positives", "false", ""),
+        ("objective.positives", "on", "'off', 'mask' or 'soft' is possible"),
+        ("objective.positives", "true", "objective.positives true is refused: 'off', 'mask' or 'soft' is possible"),
+        ("wandb.mode", "false", "wandb.mode"),
+        ("wandb.mode", "off", "'auto', 'online', 'offline' or 'disabled' is possible"),
+        ("objective.label_smoothing", "true", "objective.label_smoothing true is refused: a number is needed"),
+        (
+            "train.global_batch_size",
+            "false",
+            "false is refused: a whole number is needed or auto",
+        ),
+        ("train.epochs", "true", "train.epochs true is refused: a number is needed"),
+    ],
+)
+def test_a_truth_value_is_off_where_there_is_off_and_else_refused_by_its_key(
+    tmp_path: Path, form: str, key: str, value: str, message: str
+) -> None:
+    section, _, leaf = key.partition(".")
+    file = tmp_path / "run.yaml"
+    file.write_text(f"{section}:\n  {leaf}: {value}\n")
+    argv = [*DS, "--config", str(file)] if form == "file" else [*DS, f"--{key}", value]
+    if not message:
+        assert getattr(parse_command_line(argv).run.objective, leaf) == "off"
+        return
+    with pytest.raises(ConfigError) as caught:
+        parse_command_line(argv)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert f"{file}:2: " in str(caught.value) or form == "flag"

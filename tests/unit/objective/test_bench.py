@@ -72,11 +72,21 @@ def test_memory_in_fresh_processes() -> None:
         (["--sizes", "12,many"], "--sizes 12,many: must be whole numbers"),
         (["--rounds", "0"], "must be at least 1"),
         (["--rank-of", "16", "--rank-pairs", "100"], "must be a multiple of --rank-of 16"),
+        (["--rank-of", "-2"], "both above 0"),
+        (["--rank-pairs", "0"], "both above 0"),
+        (["--threads", "-1"], "--threads -1: 0 .all cores. to"),
+        (["--json", "/nowhere/x.json"], "--json /nowhere/x.json: there is no directory /nowhere"),
+        (["--json", "/"], "--json /: this is a directory"),
     ],
 )
 def test_numbers_that_make_no_sense(tokens: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         bench_from_args(arguments(*tokens))
+
+
+def test_what_does_not_fit_into_memory_is_said_in_one_line() -> None:
+    with pytest.raises(ConfigError, match="dense of 64 pairs of width 100000000000 does not fit"):
+        in_fresh_process("dense", 64, 10**11, 1, 1)
 
 
 @pytest.mark.long
