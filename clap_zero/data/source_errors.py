@@ -68,11 +68,17 @@ def explain(error: BaseException, url: str) -> SourceError:
     if isinstance(status, int) and type(cause).__module__ == "aiohttp.http_exceptions":
         # Its parser gave up; the status is the parser's own, 400 for whatever the server sent.
         return SourceError(f"what the server sends is no HTTP: {message}")
+    if type(error).__name__ == "TooManyRedirects":
+        return SourceError("redirects again and again")
     if isinstance(status, int):
         return _explain_status(status, message)
     if isinstance(error, FileNotFoundError):
         return SourceError("is not there", absent=True)
     words = hide_secrets(first_line(error))
+    if words.endswith(":"):  # aiohttp says what it is in the next line
+        words = hide_secrets(" ".join(str(error).split()))[:200]
+    elif " " not in words:  # an address, or nothing
+        words = f"{type(error).__name__} {words}"
     if isinstance(error, ImportError):
         package = _EXTRAS.get(protocol(url))
         return SourceError(

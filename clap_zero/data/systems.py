@@ -114,7 +114,8 @@ def _on_loop(system: fsspec.AbstractFileSystem, work: Coroutine[Any, Any, T]) ->
 
 
 async def _http_part(system: fsspec.AbstractFileSystem, url: str, part: tuple[int, int], progress: Progress) -> bytes:
-    """A part of a file by http. A server without ranges starts to send the whole file: its answer is looked at first.
+    """A part of a file by http. A server without ranges starts to send the whole file, and some send another part than
+    they were asked for: its answer is looked at first.
 
     Raises:
         RangeError: the server does not give parts.
@@ -124,7 +125,8 @@ async def _http_part(system: fsspec.AbstractFileSystem, url: str, part: tuple[in
     wanted = {"Range": f"bytes={first}-{end - 1}"}
     async with session.get(system.encode_url(url), headers=wanted) as answer:
         answer.raise_for_status()
-        if answer.status != _PARTIAL:
+        is_asked_for = answer.headers.get("Content-Range", "").startswith(f"bytes {first}-")
+        if answer.status != _PARTIAL or not is_asked_for:
             raise RangeError(whole_only=True)
         data = bytearray()
         while len(data) <= end - first and (piece := await answer.content.read(_CHUNK_BYTES)):

@@ -22,6 +22,7 @@ class Fault:
         stall_after: bytes after which nothing comes any more, until the server stops; -1 before the headers.
         cut_after: bytes after which the connection is closed, though more were announced.
         no_ranges: Range is ignored.
+        first_range: whatever Range asks for, as many bytes come from the front.
         announced: added to Content-Length; and a Content-Length below the size ends the body there.
         no_length: no Content-Length, the body ends with the connection.
         trickle_s: pause after each byte.
@@ -34,6 +35,7 @@ class Fault:
     stall_after: int | None = None
     cut_after: int | None = None
     no_ranges: bool = False
+    first_range: bool = False
     announced: int = 0
     no_length: bool = False
     trickle_s: float = 0.0
@@ -113,6 +115,8 @@ class _Handler(BaseHTTPRequestHandler):
             if int(first) >= total:
                 self._say(416)
                 return
+            if fault.first_range:
+                first, last = "0", str(int(last or total - 1) - int(first))
             data, status = data[int(first) : int(last or total - 1) + 1], 206
         self.send_response(status)
         if status == 206:

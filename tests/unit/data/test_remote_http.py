@@ -179,13 +179,21 @@ def test_a_shard_that_was_hinted_and_fails_is_named_at_the_read(site, policy):
     reader.close()
 
 
-def test_a_server_without_ranges_is_named_once_as_what_it_is(site, split, policy):
-    site.faults["/train/0.tar"] = site.faults["/train/1.tar"] = Fault(no_ranges=True)
+@pytest.mark.parametrize("fault", [Fault(no_ranges=True), Fault(first_range=True)])
+def test_a_server_without_ranges_is_named_once_as_what_it_is(site, split, policy, fault):
+    site.faults["/train/0.tar"] = site.faults["/train/1.tar"] = fault
     reader = ShardReader(policy)
     assert read_all(reader, shard(site, spans=True)) == expected(split)
     (note,) = reader.take_notes()
     assert note.startswith("http://") and "gives whole files only" in note and "spans.npy" not in note
     reader.close()
+
+
+def test_a_redirection_without_end_is_said_without_its_address(site, policy):
+    site.faults["/train/0.tar"] = Fault(redirect="/train/0.tar?signature=secret")
+    with pytest.raises(DataError, match="0.tar: redirects again and again") as caught:
+        exists(f"{site.url}/train/0.tar", policy)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("spans", ["stale", "short", "junk", "absent"])
