@@ -139,7 +139,7 @@ def _item(row: dict[str, Any], columns: Columns, *, where: str, place: str) -> I
     data, path = (audio.get("bytes"), audio.get("path")) if isinstance(audio, dict) else (None, None)
     item = row_to_item({**row, columns.audio: _shown(path, where)}, columns, where=where)
     if data is None and not path:
-        return replace(item, reason=item.reason or f"{where} names no audio")
+        return replace(item, reason=item.reason or f"{where}: names no audio")
     return replace(item, audio=data, path="" if data is not None else str(path))
 
 

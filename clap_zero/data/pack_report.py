@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from clap_zero.errors import one_line
 
 REJECTED_FILE = "rejected.jsonl"
+_ROW = re.compile(r"^(?:\S+ )?row \d+: ")
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,7 @@ class PackReport:
 
     def count_reason(self, reason: str) -> None:
         """Counts a rejection: "row 7: no caption" and "row 9: no caption" are one kind."""
-        kind = reason.split(": ", 1)[1] if reason.startswith("row ") and ": " in reason else reason
-        self.reasons[kind] += 1
+        self.reasons[_ROW.sub("", reason)] += 1
 
     def nothing_packed(self) -> str:
         """Says why there is no pair."""

@@ -145,9 +145,9 @@ def row_to_item(row: Mapping[str, object], columns: Columns, *, where: str) -> I
         wrong = _split_of_row(row, columns)
         return replace(item, reason=f"{where}: {wrong!r} cannot be the name of a split")
     if None in row:
-        return replace(item, reason=f"{where} has more cells than the header: quote captions that hold a comma")
+        return replace(item, reason=f"{where}: has more cells than the header (quote captions that hold a comma)")
     if name == where:
-        return replace(item, reason=f"{where} names no audio")
+        return replace(item, reason=f"{where}: names no audio")
     captions: list[str] = []
     reason = "no caption"
     for column in columns.captions:

@@ -16,6 +16,11 @@ from clap_zero.data.pack_files import read_file
 from clap_zero.errors import DataError
 
 _MAX_TABLE_BYTES = 1 << 36
+_OTHERS = (
+    (b"PAR1", "a Parquet file: give the directory that it lies in with --dataset"),
+    (b"PK\x03\x04", "a spreadsheet or a ZIP: save the table as CSV"),
+    (b"\x1f\x8b", "compressed: unpack it with gunzip"),
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,9 @@ def read_table(path: Path) -> Table:
     """
     try:
         data = read_file(str(path), max_bytes=_MAX_TABLE_BYTES)
+        other = next((words for magic, words in _OTHERS if data.startswith(magic)), None)
+        if other is not None:
+            raise DataError(f"{path} is {other}")
         text = data.decode("utf-8-sig")
     except AudioError as error:
         raise DataError(f"{path}: {error}") from error

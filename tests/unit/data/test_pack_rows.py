@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from clap_zero.data.pack import pack
+from clap_zero.errors import DataError
 from tests.unit.data.packing import options, read_split, rejected, write_clips, write_rows
 
 
@@ -31,3 +34,21 @@ def test_a_second_row_of_a_file_adds_its_tags_and_columns(tmp_path):
     assert (record["text"], record["tag"]) == (["x"], ["dog", "bark"])
     assert record["original_data"] == {"licence": "CC0", "year": 2001, "name": "a.wav"}
     assert (report.num_pairs, report.num_duplicates) == (1, 1)
+
+
+def test_rows_are_rejected_for_few_kinds_of_reasons(tmp_path):
+    write_clips(tmp_path, ["a.wav"])
+    table = tmp_path / "m.csv"
+    table.write_text("file,caption\n,x\n,y\nb.wav,x,y\nc.wav,x,y\na.wav,x\n")
+    report = pack(options(tmp_path, manifest=table))
+    comma = "has more cells than the header (quote captions that hold a comma)"
+    assert report.reasons == {"names no audio": 2, comma: 2}
+
+
+@pytest.mark.parametrize(
+    ("data", "words"), [(b"PAR1", "--dataset"), (b"PK\x03\x04", "as CSV"), (b"\x1f\x8b", "gunzip")]
+)
+def test_what_is_no_table_is_named(tmp_path, data, words):
+    (tmp_path / "m.csv").write_bytes(data + bytes(50))
+    with pytest.raises(DataError, match=f"m.csv is .*{words}"):
+        pack(options(tmp_path, manifest=tmp_path / "m.csv"))
