@@ -38,6 +38,27 @@ def take_bias(config: ClapConfig) -> float | None:
     return float(bias)
 
 
+def told_bias(config: ClapConfig, *, wanted: bool) -> str | None:
+    """What becomes of the bias where weights and objective do not agree about it; None where they do.
+
+    Args:
+        config: Beside the weights that training starts from.
+        wanted: Whether the objective has a bias.
+    """
+    there = vars(config).get(CONFIG_KEY)
+    if wanted and there is None:
+        return (
+            f"objective.loss sigmoid: the weights have no bias of it, so it starts at {INITIAL_BIAS:g}; the scale "
+            "starts at theirs"
+        )
+    if there is not None and not wanted:
+        return (
+            f"warning: the weights hold a bias of {there:g} that was learned with objective.loss sigmoid, and softmax "
+            "has none: this run and its checkpoints go without it; --objective.loss sigmoid goes on with it"
+        )
+    return None
+
+
 def make_bias(value: float = INITIAL_BIAS) -> nn.Parameter:
     """The parameter, of shape (1,): DeepSpeed cannot train a 0-dimensional one."""
     return nn.Parameter(torch.full((1,), value))

@@ -35,7 +35,8 @@ from clap_zero.hooks.speed import SpeedHook
 from clap_zero.hooks.wandb import WandbHook
 from clap_zero.model.activation import enable_activation_checkpointing
 from clap_zero.model.clap import Parts, build_model, clap_config, feature_config
-from clap_zero.model.pretrained import read_config, resolve_pretrained
+from clap_zero.model.logit_bias import told_bias
+from clap_zero.model.pretrained import read_config, resolve_pretrained, stores_heads
 from clap_zero.objective.config import ObjectiveConfig
 from clap_zero.phases import phase
 from clap_zero.training.engine import Engine
@@ -76,7 +77,7 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
     geometry = None if run.model.preset is None else load_preset(run.model.preset).model
     model_config = clap_config(geometry or {}) if pretrained is None else read_config(Path(pretrained))
     config = feature_config(model_config, pretrained, truncation=run.data.truncation)
-    on_main(world, lambda: _check_stored_kinds(settled, config))
+    on_main(world, lambda: _check_stored(settled, config, weights=pretrained))
     with phase("model"):
         model = build_model(
             geometry=geometry,
@@ -90,6 +91,9 @@ def build(settled: Settled, *, world: World, stop_requested: Callable[[], str | 
         )
     if world.is_main and model.has_heads:
         say("LAION's MLP loss, because the weights hold its heads; --objective.mlp off leaves them out")
+    bias_line = told_bias(model_config, wanted=run.objective.loss == "sigmoid")
+    if world.is_main and pretrained is not None and settled.resume_from is None and bias_line is not None:
+        say(bias_line)
     enable_activation_checkpointing(model, resolved.config)
     patient_wait()  # weights are not read equally fast
     engine = Engine(model, resolved=resolved, world=world)
@@ -139,10 +143,13 @@ def _told_compute(threads: int, world: World) -> str:
     return f"threads: {threads} a rank, {world.local_size} ranks on this host{tf32}"
 
 
-def _check_stored_kinds(settled: Settled, features: FeatureConfig) -> None:
+def _check_stored(settled: Settled, features: FeatureConfig, *, weights: str | None) -> None:
+    """What lies on disk and does not fit: shards for another kind of model, a part of LAION's heads."""
     for index in (settled.train, settled.val):
         if index is not None:
             check_stored_kind(index, truncation=features.truncation)
+    if weights is not None and settled.run.objective.mlp == "auto":
+        stores_heads(Path(weights))
 
 
 def _passes(settled: Settled, engine: Engine, *, features: ClapFeatures, world: World) -> Passes:
