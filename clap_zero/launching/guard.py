@@ -6,7 +6,9 @@ environment alone; nothing of DeepSpeed is changed.
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence
+import contextlib
+import os
+from collections.abc import MutableSequence, Sequence
 from pathlib import Path
 
 from clap_zero.errors import ConfigError, LaunchError
@@ -19,6 +21,7 @@ from clap_zero.launching.options import LauncherOptions
 DEFAULT_HOSTFILE = "/job/hostfile"
 """DeepSpeed reads it where no other is named."""
 
+_TRAINING = "clap_zero.train"
 _seen = False
 
 
@@ -37,6 +40,8 @@ def protect(argv: MutableSequence[str]) -> None:
     if _seen or command is None or not _is_ours(command):
         return
     _seen = True
+    if command.program == _TRAINING:
+        _check_flags(command.arguments)
     this_command.mark()
     argv[1:] = check(command).as_argv()
 
@@ -67,6 +72,19 @@ def check(command: LauncherOptions) -> LauncherOptions:
 def _is_ours(command: LauncherOptions) -> bool:
     program = command.program
     return bool(command.get("module")) and (program == "clap_zero" or program.startswith("clap_zero."))
+
+
+def _check_flags(arguments: Sequence[str]) -> None:
+    """Unknown flags are refused here, once and at once: ranks that refuse them cost two imports of torch first.
+
+    Ends the process where the arguments ask for help.
+    """
+    from clap_zero.config.flags import help_text, read_flags  # a fifth of a second: only where a training starts
+
+    if read_flags(arguments).wants_help:
+        with contextlib.suppress(BrokenPipeError):
+            print(help_text(), end="", flush=True)
+        os._exit(0)
 
 
 def _check_options(command: LauncherOptions) -> None:

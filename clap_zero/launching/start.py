@@ -85,5 +85,5 @@ def _told(error: Exception) -> str:
 def _end(text: str, code: int) -> None:
     leftovers.remove_all()
     sys.stdout.flush()
-    print(f"clap_zero: error: {text}", file=sys.stderr, flush=True)
+    print("\n".join(f"clap_zero: error: {line}" for line in text.split("\n")), file=sys.stderr, flush=True)
     os._exit(code)

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "clap_zero"
 LAYERS = (
     ("errors", "figures_file", "assets", "oom", "phases", "launching", "precision", "process_memory", ""),
     ("distributed", "config"),
-    ("audio",),
+    ("audio", "launching.guard", "launching.start"),
     ("model", "data", "objective"),
     ("evaluation", "checkpoint", "inference", "preflight"),
     (

@@ -46,6 +46,22 @@ def deepspeed(*words: str, cwd: Path, **environment: str) -> subprocess.Complete
     )  # fmt: skip
 
 
+def test_unknown_flags_are_refused_before_any_rank_starts(tmp_path: Path) -> None:
+    """Once and all of them; each rank would import torch before it can say the same."""
+    done = deepspeed("--num_gpus", "2", "-m", "clap_zero.train", "--lr", "3", "--train.sed", "1", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        "clap_zero: error: unknown flag --lr: did you mean --train.learning_rate?",
+        "clap_zero: error: unknown flag --train.sed: did you mean --train.seed?",
+    ]
+
+
+def test_help_is_given_once_and_starts_no_rank(tmp_path: Path) -> None:
+    done = deepspeed("--num_gpus", "2", "-m", "clap_zero.train", "--help", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("usage: clap-zero train") == 1 and "--train.max_steps N" in done.stdout
+
+
 @needs_pdsh
 def test_without_ssh_the_real_program_starts_nothing(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("far.invalid slots=1\n")
