@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clap_zero.errors import EXIT_STOPPED
-from clap_zero.phases import phase, raised_at, spent
+from clap_zero.phases import current, phase, raised_at, spent
 from clap_zero.training.last_words import last_words
 from clap_zero.training.say import say
 from clap_zero.training.start_up import told_start
@@ -39,6 +39,9 @@ def run_and_exit(argv: list[str] | None = None) -> None:
         argv: Command line without the program's name; None takes the process's own.
     """
     from clap_zero.data.processes import remove_leftovers
+    from clap_zero.distributed import hub
+    from clap_zero.distributed.place import report_exit_code
+    from clap_zero.hooks.watchdog import Watchdog, end_at_the_latest
     from clap_zero.launching.entry import given
 
     arguments = given(argv)  # before the libraries that read the environment when they are imported
@@ -49,15 +52,11 @@ def run_and_exit(argv: list[str] | None = None) -> None:
             print(help_text(), end="", flush=True)
         os._exit(0)
 
-    with phase("imports"):
-        from clap_zero.distributed import hub
-        from clap_zero.distributed.world import report_exit_code
-        from clap_zero.hooks.watchdog import Watchdog, end_at_the_latest
-
     faulthandler.enable()  # what ends a process without Python, such as SIGBUS from a full /dev/shm, shows where
     report_exit_code(None)
+    watchdog = Watchdog(parent=PARENT).start()
     try:
-        code = _run(arguments, Watchdog(parent=PARENT).start())
+        code = _run(arguments, watchdog)
     except Exception as error:  # noqa: BLE001
         # The boundary of the process: whatever it is, it is shown, and the process must end.
         code = _report(error)
@@ -84,6 +83,7 @@ def _run(argv: list[str], watchdog: Watchdog) -> int:
         from clap_zero.config.load import parse_command_line
         from clap_zero.distributed import world as ranks
 
+        watchdog.take_signals()  # until now a signal ends this process: there is nothing to save
         has_gpu = ranks.has_gpu()
     command = parse_command_line(argv, has_gpu=has_gpu)
 
@@ -137,7 +137,7 @@ def _report(error: BaseException) -> int:
         The exit code of its kind.
     """
     from clap_zero.distributed import hub
-    from clap_zero.distributed.world import describe_process, speaks_for_host
+    from clap_zero.distributed.place import describe_process, speaks_for_host
 
     words = last_words(error, process=describe_process(), speaks_for_host=speaks_for_host())
     if words.lost_contact:
@@ -152,9 +152,14 @@ def _report(error: BaseException) -> int:
 
 def _code_of(error: SystemExit) -> int:
     """What Python makes of `sys.exit`: a text is printed, and counts as 1."""
+    from clap_zero.distributed import hub
+
     if isinstance(error.code, str):
         say(error.code, file=sys.stderr)
-    return error.code if isinstance(error.code, int) else int(error.code is not None)
+    code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    if code:
+        hub.announce_failure(f"in {current()}: it says itself why", exit_code=code)
+    return code
 
 
 if __name__ == "__main__":

@@ -1,34 +1,57 @@
 """The hub: all ranks tell rank 0 once a second what they do, and rank 0 tells all why the run is over.
 
 Plain connections beside the process group, so that they work while every rank waits in a collective. The port and a
-secret are exchanged through the process group's store, once it is there. A hub that cannot be set up is a warning: the
-run goes on, and a dead rank is noticed when a collective runs out of time.
+secret are exchanged through the process group's store, once it is there; before that there is the lobby. A hub that
+cannot be set up is a warning: the run goes on, and a dead rank is noticed when a collective runs out of time.
 
-The functions of this module are for the main thread and do nothing in a job of one process; the watchdog polls.
+The functions of this module are for the main thread and do nothing in a job of one process; the watchdog polls. Light:
+no torch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
-import resource
 import secrets
 import socket
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from clap_zero.distributed.collectives import Board
 from clap_zero.distributed.hub_ends import Center, Outpost
 from clap_zero.distributed.hub_station import Settings, Station
+from clap_zero.distributed.listening import allow_files, listen
+from clap_zero.distributed.lobby import Lobby, open_lobby
+
+if TYPE_CHECKING:
+    from clap_zero.distributed.collectives import Board
 
 CONNECT_TIMEOUT_S = 5.0
 CALLS, CALL_PAUSE_S = 3, 0.5
-BACKLOG = 4096
 
 _BOARD_KEY = "hub"
 
-_station: Station | None = None
+_station: Station | Lobby | None = None
+_lobby: Lobby | None = None
+
+
+def enter_lobby(warn: Callable[[str], None]) -> Lobby | None:
+    """Has this rank be known to rank 0, before anything is imported that takes time.
+
+    Args:
+        warn: Shows a line to people.
+
+    Returns:
+        What the watchdog has to poll until it is over; None in a job of one process.
+    """
+    global _station, _lobby
+    _station = _lobby = open_lobby(warn)
+    return _lobby
+
+
+def told_absent() -> str:
+    """Who has not come to the meeting, as far as this rank knows; empty where it knows nothing."""
+    return "" if _lobby is None else _lobby.told_absent()
 
 
 def open_hub(
@@ -75,7 +98,7 @@ def announce_failure(text: str, *, exit_code: int) -> None:
 def say_goodbye() -> None:
     """Tells the others that this rank has come to the end of the run, or of one that a signal stopped."""
     if _station is not None:
-        _station.post({"goodbye": True})
+        _station.goodbye()
 
 
 def close_hub() -> None:
@@ -85,9 +108,9 @@ def close_hub() -> None:
 
 
 def _open_center(settings: Settings, board: Board, address: str, one_host: bool, warn: Callable[[str], None]) -> Center:
-    _allow_files()
+    allow_files()
     try:
-        listener = _listen(address, one_host=one_host)
+        listener = listen(address, one_host=one_host)
         token = secrets.token_hex(32)
         center = Center(settings, listener=listener, token=token, warn=warn)
     except (OSError, ValueError):
@@ -116,26 +139,3 @@ def _connected(address: str, port: int) -> socket.socket:
             return socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S)
         time.sleep(CALL_PAUSE_S)
     return socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S)
-
-
-def _allow_files() -> None:
-    """Raises the soft limit of open files: rank 0 holds one connection for each rank."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536) if hard > 0 else 65536, hard))
-
-
-def _listen(address: str, *, one_host: bool) -> socket.socket:
-    """A listening socket on the address that the others reach; on all addresses where it is not one of this machine.
-
-    Several machines may call an address by the same name and mean different things: on Debian a host's own name is
-    127.0.1.1 at home.
-    """
-    with contextlib.suppress(OSError, ValueError):
-        family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-        if one_host or not ipaddress.ip_address(place[0]).is_loopback:
-            return socket.create_server((str(place[0]), 0), family=family, backlog=BACKLOG)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
-    return socket.create_server(("", 0), backlog=BACKLOG)

@@ -34,7 +34,11 @@ NO_DESCRIPTORS_S = 1.0
 
 
 class Center(Station):
-    """Rank 0's end: hears all ranks, and tells all why the run is over."""
+    """Rank 0's end: hears all ranks, and tells all why the run is over.
+
+    Attributes:
+        missing: Ranks that have not called yet.
+    """
 
     def __init__(self, settings: Settings, *, listener: socket.socket, token: str, warn: Callable[[str], None]) -> None:
         """Args:
@@ -47,7 +51,7 @@ class Center(Station):
         self._token, self._warn = token, warn
         self._unknown: dict[Line, float] = {}
         self._ranks: dict[Line, int] = {}
-        self._missing = set(range(1, settings.size))
+        self.missing = set(range(1, settings.size))
         self._has_warned = False
         self._listens_again: float | None = None
         self._opened = time.monotonic()
@@ -118,13 +122,13 @@ class Center(Station):
     def _welcome(self, line: Line, message: Mapping[str, Any]) -> None:
         """Takes a rank in that knows the token, and closes the line to anybody else."""
         rank = number_of(message, "hello", default=-1)
-        if rank in self._missing and hmac.compare_digest(text_of(message, "token").encode(), self._token.encode()):
-            self._missing.discard(rank)
+        if rank in self.missing and hmac.compare_digest(text_of(message, "token").encode(), self._token.encode()):
+            self.missing.discard(rank)
             self._unknown.pop(line, None)
             self._ranks[line] = rank
-            line.send({"welcome": True})
+            line.send({"welcome": True, "host": self.settings.host} | own_beat())
             self.judge.join(rank, host=text_of(message, "host", longest=200), pid=number_of(message, "pid"))
-            self.judge.is_blind = self._has_warned and bool(self._missing)
+            self.judge.is_blind = self._has_warned and bool(self.missing)
         else:
             self._drop(line)
 
@@ -132,15 +136,18 @@ class Center(Station):
         self._unknown.pop(line, None)
         self.forget(line)
 
-    def _look_for_missing(self) -> None:
+    def _drop_strangers(self) -> None:
         now = time.monotonic()
         for line in [line for line, since in self._unknown.items() if now - since > HELLO_TIMEOUT_S]:
             self._drop(line)
         if self._listens_again is not None and now > self._listens_again:
             self._listens_again = float("inf")
             self.selector.register(self._listener, selectors.EVENT_READ)
-        if self._missing and not self._has_warned and now - self._opened > JOIN_TIMEOUT_S:
-            ranks = told_ranks(sorted(self._missing))
+
+    def _look_for_missing(self) -> None:
+        self._drop_strangers()
+        if self.missing and not self._has_warned and time.monotonic() - self._opened > JOIN_TIMEOUT_S:
+            ranks = told_ranks(sorted(self.missing))
             self._has_warned = self.judge.is_blind = True
             self._warn(
                 f"clap_zero: warning: {ranks} cannot reach port {self._listener.getsockname()[1]} of this host (a "
@@ -173,7 +180,11 @@ class Center(Station):
 
 
 class Outpost(Station):
-    """The end of any other rank: hears rank 0 alone."""
+    """The end of any other rank: hears rank 0 alone.
+
+    Attributes:
+        is_welcome: Whether rank 0 has taken the call.
+    """
 
     def __init__(self, settings: Settings, *, connection: socket.socket, token: str, center_host: str) -> None:
         """Args:
@@ -185,7 +196,7 @@ class Outpost(Station):
         super().__init__(settings)
         self._line = Line(connection)
         self._verdict: Verdict | None = None
-        self._is_welcome = False
+        self.is_welcome = False
         self.selector.register(self._line, selectors.EVENT_READ)
         self.judge.join(0, host=center_host, pid=0)
         hello = {"hello": settings.rank, "token": token, "host": settings.host, "pid": os.getpid()}
@@ -197,7 +208,9 @@ class Outpost(Station):
     def hear(self, source: Any) -> None:
         for message in self.receive(source):
             self.understand(0, message)
-            self._is_welcome |= "welcome" in message
+            if "welcome" in message:
+                self.is_welcome = True
+                self.judge.peers[0].host = text_of(message, "host", longest=200) or self.judge.peers[0].host
             if "heard" in message:
                 self.goodbye_heard.set()
             if "verdict" in message:
@@ -210,7 +223,7 @@ class Outpost(Station):
             if "stacks" in message:
                 self._line.send(self.own_stack())
         if self._line.closed:
-            if not self._is_welcome:  # rank 0 did not take the call: it says so, and nobody has died of that
+            if not self.is_welcome:  # rank 0 did not take the call: it says so, and nobody has died of that
                 self.judge.unwatch(0)
             self.judge.lose(0)
             self.goodbye_heard.set()

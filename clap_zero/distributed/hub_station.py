@@ -35,6 +35,9 @@ MOST_TOLD = 4000
 MOST_WATCHED_S = 2.0
 """What one round counts for at the most: a thread that did not run for longer has not watched either."""
 
+LEAVE_AFTER_S = 1.0
+"""How long a rank may still find an error of its own after the verdict: its own message says more."""
+
 POST_TIMEOUT_S = 1.0
 _NEWS = frozenset({"failing", "goodbye", "stack", "unwatched"})
 FLUSH_S = 1.0
@@ -108,6 +111,10 @@ class Station(ABC):
         if "goodbye" in message and self.settings.rank > 0:
             # What is on its way when a process ends may be lost, and would not be sent again.
             self.goodbye_heard.wait(POST_TIMEOUT_S)
+
+    def goodbye(self) -> None:
+        """Says that this rank has come to its end in good order."""
+        self.post({"goodbye": True})
 
     # ---- for the watchdog's thread
 

@@ -5,12 +5,16 @@ With `world`, which hands these names on, the only reader of RANK, WORLD_SIZE an
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 from clap_zero.errors import LaunchError
+
+DEFAULT_PORT = 29500
 
 _SLURM_COUNTS = "SLURM_STEP_TASKS_PER_NODE"
 _FAMILIES = (
@@ -73,6 +77,21 @@ def meeting_address() -> str:
     return os.environ.get("MASTER_ADDR", "127.0.0.1")
 
 
+def meeting_port() -> int:
+    """Where rank 0 waits for the others there.
+
+    Raises:
+        LaunchError: It is not a number.
+    """
+    return _variable("MASTER_PORT", DEFAULT_PORT)
+
+
+def attempt() -> str:
+    """What the ranks of one start of a job have in common, and those of another job or start on that machine do not."""
+    size = read_launch_environment().size
+    return f"{meeting_port()} {size} {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
 def was_launched() -> bool:
     """Whether a launcher started this process, and not a shell. Ask before `init_distributed`, which completes RANK."""
     return "RANK" in os.environ or "SLURM_STEP_ID" in os.environ or _launcher_family() is not None
@@ -90,6 +109,20 @@ def rank_as_text() -> str:
     """The number of this process, whether or not it is known to be one."""
     family = _launcher_family()
     return os.environ.get("RANK") or (family and os.environ.get(family[0])) or "0"
+
+
+def report_exit_code(code: int | None) -> None:
+    """Leave this rank's exit code where the scripts in launch/ look for it, since launchers lose codes.
+
+    Args:
+        code: The code that the process is about to end with; None while it runs.
+    """
+    folder = os.environ.get("CLAP_ZERO_EXIT_CODES")
+    if not folder:
+        return
+    # A folder that is gone belongs to a script that is gone: nobody asks any more.
+    with contextlib.suppress(OSError):
+        Path(folder, f"rank{rank_as_text()}").write_text("running\n" if code is None else f"{code}\n")
 
 
 def _launcher_family() -> tuple[str, str, str, str] | None:

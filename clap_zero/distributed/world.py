@@ -16,11 +16,12 @@ from pathlib import Path
 
 import torch
 
-from clap_zero.distributed import collectives
+from clap_zero.distributed import collectives, hub
 from clap_zero.distributed.elastic import rendezvous_method
-from clap_zero.distributed.place import LaunchEnvironment, rank_as_text
+from clap_zero.distributed.place import DEFAULT_PORT, LaunchEnvironment
 from clap_zero.distributed.place import describe_process as describe_process
 from clap_zero.distributed.place import read_launch_environment as read_launch_environment
+from clap_zero.distributed.place import report_exit_code as report_exit_code
 from clap_zero.distributed.place import speaks_for_host as speaks_for_host
 from clap_zero.distributed.place import was_launched as was_launched
 from clap_zero.errors import LaunchError, first_line
@@ -101,9 +102,10 @@ def init_distributed(*, timeout_s: float = 1800, start_timeout_s: float = 300) -
                 verbose=False,
             )
         except (RuntimeError, ValueError) as error:
+            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             raise LaunchError(
-                f"rank {env.rank} of {env.size} on {socket.gethostname()} could not join the others at "
-                f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: {first_line(error)}"
+                f"rank {env.rank} of {env.size} on {socket.gethostname()} could not join the others at {where}: "
+                f"{first_line(error).rstrip('.')}{hub.told_absent()}"
             ) from error
         collectives.set_timeout(timeout_s)
     world = World(env.rank, env.size, env.local_rank, env.local_size, device)
@@ -168,26 +170,12 @@ def supported_precisions() -> tuple[str, ...]:
     return ("fp32", *(name for name, supported in halves if supported))
 
 
-def report_exit_code(code: int | None) -> None:
-    """Leave this rank's exit code where the scripts in launch/ look for it, since launchers lose codes.
-
-    Args:
-        code: The code that the process is about to end with; None while it runs.
-    """
-    folder = os.environ.get("CLAP_ZERO_EXIT_CODES")
-    if not folder:
-        return
-    # A folder that is gone belongs to a script that is gone: nobody asks any more.
-    with contextlib.suppress(OSError):
-        Path(folder, f"rank{rank_as_text()}").write_text("running\n" if code is None else f"{code}\n")
-
-
 def _complete_environment(env: LaunchEnvironment) -> None:
     """Give DeepSpeed and torch the variables that they read, where no launcher set them."""
     if env.size == 1:
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", str(_free_port()))
-    os.environ.setdefault("MASTER_PORT", "29500")
+    os.environ.setdefault("MASTER_PORT", str(DEFAULT_PORT))
     for name, value in (("RANK", env.rank), ("WORLD_SIZE", env.size), ("LOCAL_RANK", env.local_rank)):
         os.environ[name] = str(value)
 

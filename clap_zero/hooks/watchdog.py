@@ -1,7 +1,8 @@
 """A thread that notices what the main thread cannot while it waits in a collective: signals, and the death of others.
 
 Python runs a signal handler only when the main thread comes back from C, so the byte on a pipe is what counts. What
-happens to the other ranks comes from the hub (clap_zero.distributed.hub), which this thread polls.
+happens to the other ranks comes from the hub (clap_zero.distributed.hub), which this thread polls, and before the
+ranks have met from its lobby. Light at import: it begins before all that takes time.
 """
 
 from __future__ import annotations
@@ -14,22 +15,29 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from clap_zero.config.schema import DistributedSection
 from clap_zero.data.processes import remove_leftovers
 from clap_zero.distributed import hub
 from clap_zero.distributed.beat_keeper import STACK_SIGNAL, BeatKeeper
-from clap_zero.distributed.collectives import Board, all_gather_objects
 from clap_zero.distributed.hub_judge import CLOSE_GRACE_S, LONG_FACTOR, Verdict
-from clap_zero.distributed.hub_station import Settings, Station
-from clap_zero.distributed.place import describe_process, meeting_address, speaks_for_host, was_launched
-from clap_zero.distributed.world import World, report_exit_code
+from clap_zero.distributed.hub_station import LEAVE_AFTER_S, Settings, Station
+from clap_zero.distributed.lobby import Lobby
+from clap_zero.distributed.place import (
+    describe_process,
+    meeting_address,
+    report_exit_code,
+    speaks_for_host,
+    was_launched,
+)
 from clap_zero.errors import LaunchError
-from clap_zero.launching import command
+from clap_zero.launching.ancestors import launcher_ancestors
 from clap_zero.phases import current, progress
+
+if TYPE_CHECKING:
+    from clap_zero.config.schema import DistributedSection
+    from clap_zero.distributed.world import World
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 POLL_S = 0.4
@@ -41,9 +49,6 @@ LONGEST_STOP_S = 2400.0
 
 SAME_INTERRUPT_S = 1.0
 """Two SIGINTs within so long are one Ctrl-C: a terminal sends it to all, and a launcher hands it on."""
-
-LEAVE_AFTER_S = 1.0
-"""How long a rank may still find an error of its own after the verdict: its own message says more."""
 
 LAST_WORDS_S = 2.0
 """How long printing may take: an output that nobody reads must not keep a rank alive."""
@@ -61,7 +66,8 @@ class Watchdog:
         self._interrupted: float | None = None
         self._stop_progress = -1
         self._longest_stop_s = LONGEST_STOP_S
-        self._ancestors = _launcher_ancestors(parent) if was_launched() else []
+        self._ancestors = launcher_ancestors(parent) if was_launched() else []
+        self._lobby: Lobby | None = None
         self._station: Station | None = None
         self._abandoned: Station | None = None
         self._verdict: Verdict | None = None
@@ -71,7 +77,13 @@ class Watchdog:
         self._pipe: tuple[int, int] | None = None
 
     def start(self) -> Watchdog:
-        """Start to watch. Main thread only."""
+        """Start to watch the launcher, and the ranks until they have met."""
+        self._lobby = hub.enter_lobby(_print)
+        self._thread.start()
+        return self
+
+    def take_signals(self) -> Watchdog:
+        """From now on a signal asks for a checkpoint, and ends nothing. Main thread only."""
         read_end, write_end = os.pipe()
         for end in (read_end, write_end):
             os.set_blocking(end, False)
@@ -81,7 +93,6 @@ class Watchdog:
             # nohup has a run ignore that its terminal is gone; so it stays.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
-        self._thread.start()
         return self
 
     def stop_requested(self) -> str | None:
@@ -96,6 +107,8 @@ class Watchdog:
             limits: How patient to be.
             run_dir: Directory of the run; stacks go to RUN/stacks when it hangs.
         """
+        from clap_zero.distributed.collectives import Board, all_gather_objects  # torch, which is there by now
+
         if world.size == 1:
             return
         if limits.hang_timeout_s is not None:
@@ -113,6 +126,8 @@ class Watchdog:
         self._station = hub.open_hub(settings, board=Board(), address=meeting_address(), one_host=one_host, warn=_print)
         if self._station is not None and limits.heartbeat_timeout_s is not None:
             self._keeper = _keeper(limits.heartbeat_timeout_s)
+        if self._lobby is not None:
+            self._lobby.leave()
 
     def _watch(self) -> None:
         while True:
@@ -122,10 +137,13 @@ class Watchdog:
             # Ctrl-C takes the `deepspeed` command with it: the ranks still finish their step and save.
             if gone is not None and not self._is_stopping():
                 reason = f"the launcher (process {gone}) is gone"
-                if self._station is not None:
-                    self._station.say({"failing": f"in {current()}: {reason}"})
-                    self._station.flush()
+                for there in (self._lobby, self._station):
+                    if there is not None:
+                        there.say({"failing": f"in {current()}: {reason}"})
+                        there.flush()
                 _leave(f"{reason}, so this rank ends")
+            if self._lobby is not None:
+                self._obey_lobby(self._lobby)
             if self._station is not None:
                 self._obey(self._station)
 
@@ -143,8 +161,11 @@ class Watchdog:
         if self._keeper is not None:
             self._keeper.beat()
         station = self._station
-        if station is None:
+        if self._lobby is not None:
+            self._ask_lobby(self._lobby, 0 if station is not None else POLL_S)
+        elif station is None:
             time.sleep(POLL_S)
+        if station is None:
             return
         try:
             verdict = station.poll(POLL_S)
@@ -154,7 +175,35 @@ class Watchdog:
             return
         if verdict is not None and self._verdict is None:
             self._verdict, self._verdict_time = verdict, time.monotonic()
-            self._tell(station, verdict)
+            if station.failing is None:
+                self._tell(station, verdict)
+
+    def _ask_lobby(self, lobby: Lobby, timeout_s: float) -> None:
+        try:
+            verdict = lobby.poll(timeout_s)
+        except Exception as error:  # noqa: BLE001
+            # As below: without it, too, the ranks can meet.
+            _print(f"clap_zero: warning: this rank is watched only after all have met: {type(error).__name__}: {error}")
+            self._lobby = None
+            return
+        if verdict is not None and self._verdict is None:
+            self._verdict, self._verdict_time = verdict, time.monotonic()
+            if self._station is not None:  # most have left the lobby
+                self._station.say({"verdict": verdict.cause, "rank": verdict.rank})
+                self._station.flush()
+                if self._station.failing is None:
+                    self._tell(self._station, verdict)
+        if lobby.is_over:
+            lobby.close()
+            self._lobby = None
+
+    def _obey_lobby(self, lobby: Lobby) -> None:
+        """End this rank when the job has ended before all have met, unless it has an error of its own."""
+        if self._verdict is None or self._station is not None or lobby.failing is not None:
+            return
+        if lobby.may_leave(time.monotonic() - self._verdict_time):
+            self._tell(lobby, self._verdict)
+            _leave(None)
 
     def _abandon(self, station: Station, reason: str) -> None:
         self._station, self._abandoned = None, station
@@ -163,11 +212,11 @@ class Watchdog:
         with contextlib.suppress(OSError, ValueError):
             station.abandon()
 
-    def _tell(self, station: Station, verdict: Verdict) -> None:
+    def _tell(self, station: Station | Lobby, verdict: Verdict) -> None:
         """Print the verdict at once: what ends with a collective may end this process before it leaves by itself."""
         # Rank 0 speaks for all. Of a rank 0 that is gone, one rank a host tells.
         rank = station.settings.rank
-        if station.failing is None and (rank == 0 or (not verdict.is_told and (rank == 1 or speaks_for_host()))):
+        if rank == 0 or (not verdict.is_told and (rank == 1 or speaks_for_host())):
             advice = "this run ends" + ("; the last complete checkpoint is intact" if current().step else "")
             cause, _, details = verdict.cause.partition("\n")
             _print(_marked(f"error: {cause}; {advice}{details and chr(10)}{details}"))
@@ -185,7 +234,8 @@ class Watchdog:
         _leave(None)
 
     def _read_signals(self) -> None:
-        assert self._pipe is not None
+        if self._pipe is None:
+            return
         try:
             received = os.read(self._pipe[0], 64)
         except BlockingIOError:
@@ -257,39 +307,3 @@ def _print(text: str) -> None:
     writer = threading.Thread(target=write, name="clap_zero-print", daemon=True)
     writer.start()
     writer.join(LAST_WORDS_S / 2)
-
-
-def _launcher_ancestors(parent: int) -> list[tuple[int, Callable[[], bool]]]:
-    """The processes that must live for this one to go on.
-
-    The launcher that is the parent, and the `deepspeed` command: launch.py, pdsh and ssh survive it. Where ssh started
-    launch.py, the shell that it was given to and what serves the connection, too. No other shell or terminal: a run
-    that was sent to the background outlives them.
-    """
-    watched: list[tuple[int, Callable[[], bool]]] = [(parent, lambda: os.getppid() == parent)]
-    if (above_all := command.marked()) is not None:
-        watched.append((above_all[0], partial(command.is_alive, *above_all)))
-    if "deepspeed.launcher.launch" in _command_line(parent):
-        grandparent = _parent_of(parent)
-        if grandparent is not None and "deepspeed" in _command_line(grandparent):
-            watched.append((grandparent, lambda: _parent_of(parent) == grandparent))
-            above = _parent_of(grandparent)
-            if above is not None and "sshd" in _command_line(above):
-                watched.append((above, lambda: _parent_of(grandparent) == above))
-    return watched
-
-
-def _command_line(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _parent_of(pid: int) -> int | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (OSError, UnicodeDecodeError):
-        return None
-    # The second field is the command in brackets and may hold spaces and brackets itself.
-    return int(stat.rpartition(")")[2].split()[1])

@@ -58,14 +58,15 @@ def last_words(error: BaseException, *, process: str, speaks_for_host: bool) -> 
         exit_code=exit_code,
         said_by_others=isinstance(error, ClapZeroError)
         and (error.reported_elsewhere or (isinstance(error, ConfigError) and not speaks_for_host)),
-        lost_contact=is_lost_contact(error),
+        lost_contact=is_lost_contact(error) or (error.__cause__ is not None and is_lost_contact(error.__cause__)),
     )
 
 
 def is_lost_contact(error: BaseException) -> bool:
     """Whether an error of a collective says no more than that another rank is gone."""
     text = f"{type(error).__name__} {error}"
-    signs = ("Connection closed by peer", "Connection reset by peer", "DistBackendError", "DistNetworkError", "gloo")
+    kinds = ("DistBackendError", "DistNetworkError", "DistStoreError")
+    signs = ("Connection closed by peer", "Connection reset by peer", "gloo", *kinds)
     return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
 
 

@@ -128,7 +128,7 @@ SCENES = {scene.__name__: scene for scene in (*ENDED, *SURVIVED)}
 
 def main() -> None:
     scene, folder = sys.argv[1], Path(sys.argv[2])
-    watchdog = Watchdog(parent=os.getppid()).start()
+    watchdog = Watchdog(parent=os.getppid()).start().take_signals()
     limit = timedelta(seconds=TIMEOUT_S.get(scene, 600))
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))

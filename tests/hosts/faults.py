@@ -20,7 +20,9 @@ from tests.hosts.jobs import (
     deepspeed,
     describe,
     losses,
+    rank_processes,
     start,
+    wait_for,
     wait_for_step,
 )
 
@@ -32,6 +34,8 @@ GIVE_UP_S = 150.0
 """So long a fault is watched before what is left of it is counted as never ending."""
 
 FAULT_STEP = 3
+IMPORTING_S = 1.0
+"""So long after its start a rank is on its imports."""
 
 LOST = frozenset({5, 247, 255})
 """pdsh gives the largest code of all hosts: 5 of ranks that lost another, 247 that DeepSpeed's launch.py makes of a
@@ -80,7 +84,8 @@ class Fault:
 
     Attributes:
         name: What happens, as the table says it.
-        inject: Does it to a job that has taken FAULT_STEP steps; None for faults that are there from the start.
+        inject: Does it to a job that has taken so many steps; None for faults that are there from the start.
+        at_step: How many; 0: as soon as there are ranks on all hosts, which then import their libraries.
         prepare: Does it, or makes it possible, before the job starts.
         told: Regular expressions that one line of the output has to match all: the host, the rank and the cause, as
             far as the fault has them.
@@ -97,6 +102,7 @@ class Fault:
     name: str
     told: Mapping[str, str]
     inject: Action | None = None
+    at_step: int = FAULT_STEP
     prepare: Action | None = None
     codes: frozenset[int] = LOST
     flags: tuple[str, ...] = ()
@@ -140,7 +146,7 @@ def play(fault: Fault, scene: Scene) -> Outcome:
     began = time.monotonic()
     scene.start()
     if fault.inject is not None:
-        wait_for_step(scene.run_dir, FAULT_STEP, scene.job)
+        wait_for_step(scene.run_dir, fault.at_step, scene.job) if fault.at_step else wait_for_ranks(scene)
         began = time.monotonic()
         fault.inject(scene)
     left: list[psutil.Process] = []
@@ -159,6 +165,16 @@ def play(fault: Fault, scene: Scene) -> Outcome:
     message, named = best_line(output, fault.told)
     absent = [name for name in fault.leaves if not (scene.run_dir / name).exists()]
     return Outcome(seconds, code, output, message, named, shown, absent)
+
+
+def wait_for_ranks(scene: Scene) -> None:
+    """Wait until the ranks of all hosts import their libraries."""
+
+    def are_there() -> bool:
+        return all(len(rank_processes(host)) == scene.slots for host in scene.bed.hosts)
+
+    wait_for(are_there, timeout_s=60, what="ranks on all hosts", job=scene.job)
+    time.sleep(IMPORTING_S)
 
 
 def best_line(output: str, told: Mapping[str, str]) -> tuple[str, dict[str, bool]]:

@@ -16,7 +16,7 @@ STUCK = """
 import os, sys, threading, time
 parent = int(os.environ.get("PARENT") or os.getppid())
 from clap_zero.hooks.watchdog import Watchdog
-watchdog = Watchdog(parent=parent).start()
+watchdog = Watchdog(parent=parent).start().take_signals()
 print("ready", flush=True)
 def report():
     while not watchdog.stop_requested():
