@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,52 @@ def test_a_full_disk_on_one_rank_is_an_error_on_all(tmp_path: Path, stage: int, 
         assert Path(later).name == "step-00000003"
     store = CheckpointStore(tmp_path)
     assert store.newest_complete() == Path(results[0][2]) and not store.rejected
+
+
+def save_under_signals(root: str, stage: int, ranks: list[int]) -> tuple[int, list[str]]:
+    """SIGTERM to some ranks, one after another from the first byte of a checkpoint to its last.
+
+    Returns:
+        How many came, and the weights that were not written as they are.
+    """
+    from clap_zero.checkpoint.state import save
+    from clap_zero.distributed.collectives import rank_and_size
+
+    engine, store = make_engine(stage, "fp32"), CheckpointStore(root)
+    train(engine, 0, 1)
+    came, is_written = [0], threading.Event()
+
+    def send() -> None:
+        while not is_written.wait(0.0005):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def take(*_: object) -> None:
+        came[0] += 1
+
+    before = signal.signal(signal.SIGTERM, take)  # as the watchdog takes them: the run goes on to the end of its step
+    sender = threading.Thread(target=send)
+    try:
+        if rank_and_size()[0] in ranks:
+            sender.start()
+        save(engine, store, state_at(1, stage))
+    finally:
+        is_written.set()
+        if sender.ident is not None:
+            sender.join()
+        signal.signal(signal.SIGTERM, before)
+    return came[0], [
+        name for name, value in masters(engine).items() if not torch.equal(value, _saved(root, name, value))
+    ]
+
+
+@pytest.mark.parametrize("stage, ranks", [(2, [1]), (3, [0, 1])])
+def test_sigterm_during_a_write_spoils_nothing(tmp_path: Path, stage: int, ranks: list[int]) -> None:
+    results = run_distributed(save_under_signals, 2, str(tmp_path), stage, ranks)
+    assert [rank for rank, (came, _) in enumerate(results) if came > 0] == ranks
+    assert [wrong for _, wrong in results] == [[], []]
+    store = CheckpointStore(tmp_path)
+    assert store.newest_complete() == tmp_path / step_name(1) and not store.rejected
+    assert run_distributed(try_to_load, 2, str(tmp_path / step_name(1)), stage) == ["", ""]
 
 
 def save_the_same_step_twice(root: str) -> list[str]:

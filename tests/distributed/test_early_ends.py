@@ -1,4 +1,4 @@
-"""A rank that ends before the first step takes the others with it, though nobody launched them together."""
+"""A rank that ends takes the others with it, though nobody launched them together; one that is to stop stops all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from clap_zero.checkpoint.store import CheckpointStore
 from clap_zero.testing.pool import _free_port, rank_environment
+from clap_zero.training.run_directory import read_jsonl
 
 SCRIPT = Path(__file__).with_name("early_rank.py")
 ROOT = SCRIPT.parents[2]
@@ -31,7 +33,7 @@ class End:
     seconds: float
 
 
-def play(folder: Path, rank: int, how: str, place: str, *flags: str) -> End:
+def play(folder: Path, rank: int | str, how: str, place: str, *flags: str) -> End:
     """Start both ranks with the shipped limits and wait for their end."""
     port, processes = _free_port(), []
     for number in (0, 1):
@@ -78,3 +80,19 @@ def test_a_rank_killed_before_the_watch_begins_is_named(tmp_path: Path, rank: in
     assert end.seconds < 40
     told = rf"rank {rank} on \S+ died in (start|imports|rendezvous) without a word"
     assert re.search(rf"clap_zero \[rank {other} on \S+\]: error: {told}", end.texts[other]), end.texts[other]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [1, "all"])
+def test_sigterm_during_the_write_of_a_checkpoint(tmp_path: Path, rank: int | str) -> None:
+    """The write is finished, one more step is taken and saved, all end with 75, and the run goes on from there."""
+    flags = ("--checkpoint.every_steps", "1", "--train.max_steps", "4")
+    end = play(tmp_path, rank, "term", "clap_zero.checkpoint.state/save_tensors", *flags)
+    assert end.codes == [75, 75], end.texts
+    store = CheckpointStore(tmp_path / "run" / "checkpoints")
+    newest = store.newest_complete()
+    assert newest is not None and newest.name == "step-00000002" and not store.rejected
+    again = play(tmp_path, 1, "raise", "no_such_module", *flags)
+    assert again.codes == [0, 0], again.texts
+    lines = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    assert [(line["step"], line["attempt"]) for line in lines if "loss" in line] == [(1, 1), (2, 1), (3, 2), (4, 2)]
