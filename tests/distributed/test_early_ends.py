@@ -18,7 +18,7 @@ from clap_zero.training.run_directory import read_jsonl
 SCRIPT = Path(__file__).with_name("early_rank.py")
 ROOT = SCRIPT.parents[2]
 FLAGS = (
-    *("--ds_config", str(ROOT / "ds_configs" / "zero2.json"), "--ds.bf16", "null", "--train.max_steps", "2"),
+    *("--ds_config", str(ROOT / "ds_configs" / "zero2.json"), "--ds.bf16", "null", "--train.max_steps", "4"),
     *("--train.micro_batch_size", "2", "--train.global_batch_size", "8", "--data.workers", "0"),
     *("--wandb.mode", "disabled", "--evaluate.every_steps", "1"),
 )
@@ -86,7 +86,7 @@ def test_a_rank_killed_before_the_watch_begins_is_named(tmp_path: Path, rank: in
 @pytest.mark.parametrize("rank", [1, "all"])
 def test_sigterm_during_the_write_of_a_checkpoint(tmp_path: Path, rank: int | str) -> None:
     """The write is finished, one more step is taken and saved, all end with 75, and the run goes on from there."""
-    flags = ("--checkpoint.every_steps", "1", "--train.max_steps", "4")
+    flags = ("--checkpoint.every_steps", "1")
     end = play(tmp_path, rank, "term", "clap_zero.checkpoint.state/save_tensors", *flags)
     assert end.codes == [75, 75], end.texts
     store = CheckpointStore(tmp_path / "run" / "checkpoints")
