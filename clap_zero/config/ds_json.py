@@ -45,6 +45,10 @@ def load_ds_json(path: str, overrides: Mapping[str, Any] | None = None) -> dict[
         raise ConfigError(f"--ds_config {path}: cannot be read: {reason}") from None
     if not text.strip():
         raise ConfigError(f"{path} is empty: write {{}} for a config in which everything is left to be filled")
+    if path.endswith((".yaml", ".yml")) and not re.match(r"(\s|#.*\n)*\{", text):
+        raise ConfigError(
+            f"--ds_config {path}: a DeepSpeed config is a JSON object; a run config goes to --config {path}"
+        )
     try:
         ds = hjson.loads(text, object_pairs_hook=dict)
     except hjson.HjsonDecodeError as error:

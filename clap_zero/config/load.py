@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from clap_zero.config.data import DataSetSection
+from clap_zero.config.ds_keys import KEYS
 from clap_zero.config.flags import FIELDS, help_text, read_flags
 from clap_zero.config.other_trainers import called_here
 from clap_zero.config.preset import load_preset
@@ -128,6 +129,8 @@ def _read_file(path: str) -> tuple[dict[str, Any], dict[str, str]]:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(f"--config {path}: cannot be read: {reason}") from None
     content, lines = parse_file(path, text)
+    if len(KEYS.keys() & content.keys()) > 1 and not RunConfig.model_fields.keys() & content.keys():
+        raise ConfigError(f"--config {path}: these are the keys of a DeepSpeed JSON, which goes to --ds_config {path}")
     values: dict[str, Any] = {}
     faults = []
     for key, value in content.items():

@@ -11,6 +11,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from clap_zero.config.ds_json import load_ds_json
 from clap_zero.config.flags import FIELDS, help_text
 from clap_zero.config.load import CommandLine, diff_configs, dump_run_config, parse_command_line, run_config_from_file
 from clap_zero.config.schema import RunConfig
@@ -206,6 +207,13 @@ def test_every_unknown_key_of_a_file_gets_its_line(tmp_path: Path) -> None:
         "5: unknown key bf16: did you mean --ds.bf16.enabled true?",
         "6: wandb is a section: give its keys below it, such as wandb.mode",
     ]
+
+
+def test_the_two_files_in_each_others_place_are_told() -> None:
+    line = refusal(*DS, "--config", DS[1])
+    assert line == f"--config {DS[1]}: these are the keys of a DeepSpeed JSON, which goes to --ds_config {DS[1]}"
+    with pytest.raises(ConfigError, match=r"is a JSON object; a run config goes to --config examples/my_run\.yaml"):
+        load_ds_json("examples/my_run.yaml")
 
 
 def test_missing_ds_config_says_what_to_give() -> None:
