@@ -59,6 +59,13 @@ def resolve_pretrained(name_or_directory: str) -> Path:
     directory = Path(name_or_directory).expanduser()
     if directory.is_dir():
         return directory
+    if directory.exists():
+        raise ConfigError(
+            f"model.pretrained {name_or_directory!r} is a file, needed is the directory of a Hugging Face ClapModel; the "
+            "hub has LAION's as such (laion/clap-htsat-unfused), other checkpoints have to be converted first"
+        )
+    if name_or_directory.startswith(("/", "./", "../", "~")) or name_or_directory.count("/") > 1:
+        raise ConfigError(f"model.pretrained {name_or_directory!r} is not there: {directory} is no directory")
     try:
         found = Path(snapshot_download(name_or_directory, allow_patterns=[*_DESCRIPTIONS, *_WEIGHTS]))
         if not _weight_files(found):
@@ -82,7 +89,9 @@ def read_model_config(directory: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(f"{directory} has no config.json, so it is not a model's directory") from None
+        is_run = (directory / "checkpoints").is_dir()
+        hint = f": it is a run, so clap-zero export {directory} DIR first, and give DIR" if is_run else ""
+        raise CheckpointError(f"{directory} has no config.json, so it is not a model's directory{hint}") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror})") from error
     except ValueError as error:

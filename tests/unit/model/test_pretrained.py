@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clap_zero.errors import CheckpointError, ConfigError
 from clap_zero.model.clap import ClapForContrast
-from clap_zero.model.pretrained import OPTIONAL_BUFFER, resolve_pretrained
+from clap_zero.model.pretrained import OPTIONAL_BUFFER, read_model_config, resolve_pretrained
 from tests.distributed import zero_cases as zc
 
 
@@ -170,3 +170,18 @@ def test_no_weights(tmp_path: Path, source: ClapForContrast) -> None:
 def test_a_name_that_leads_nowhere(name: str) -> None:
     with pytest.raises(ConfigError, match="not a directory here"):
         resolve_pretrained(name)
+
+
+def test_what_is_no_model_of_the_hub_says_what_is_needed(tmp_path: Path) -> None:
+    """The file of another trainer, a path that is not there, and a run of ours: the hub is asked for none of them."""
+    (tmp_path / "630k-best.pt").write_bytes(b"PK")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(
+        ConfigError, match=r"630k-best\.pt' is a file, needed is the directory .*laion/clap-htsat-unfused"
+    ):
+        resolve_pretrained(str(tmp_path / "630k-best.pt"))
+    for name in (str(tmp_path / "nowhere"), "./nowhere", "models/clap/nowhere"):
+        with pytest.raises(ConfigError, match="nowhere' is not there"):
+            resolve_pretrained(name)
+    with pytest.raises(CheckpointError, match=r"it is a run, so clap-zero export .*/run DIR first"):
+        read_model_config(resolve_pretrained(str(tmp_path / "run")))
