@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from clap_zero.config.ds_keys import OPTIMIZERS, REMOVED_OPTIMIZERS, SCHEDULER_PARAMS
-from clap_zero.config.ds_optimizer_params import fit_adam
+from clap_zero.config.ds_optimizer_params import fit_adam, refuse_unusable
 from clap_zero.config.ds_paths import lookup
 from clap_zero.config.ds_torch_schedules import TORCH_SCHEDULES, check_torch_schedule
 from clap_zero.config.schema import MOST_RATE, RunConfig
@@ -39,12 +39,14 @@ def settle_optimizer(
         for name in ("torch_adam", "adam_w_mode"):
             if params.get(name) == "auto":
                 del params[name]
-        if device_type == "cpu":
-            # DeepSpeed's own Adam is compiled at first use, which takes minutes and can hang (see the README).
-            params.setdefault("torch_adam", True)
+    if device_type == "cpu" and kind.lower() in ("adam", "adamw", "muon"):
+        # DeepSpeed's own Adam is compiled at first use, which takes minutes and can hang (see the README).
+        params.setdefault("torch_adam", True)
+    if kind.lower() in ("adam", "adamw"):
         fit_adam(ds, params)
     if device_type == "cpu":
         ds.setdefault("zero_force_ds_cpu_optimizer", False)
+    refuse_unusable(ds, kind.lower(), params, stage=stage, on_cpu=device_type == "cpu")
     _check_optimizer_numbers(params)
 
 

@@ -67,6 +67,69 @@ _DONE_ANYWAY = {"bias_correction": True, "set_grad_none": True, "amsgrad": False
 """What every Adam does where it has no parameter for it: such a value is left out."""
 
 
+_ONE_RATE = ("WarmupLR", "WarmupDecayLR", "OneCycle", "LRRangeTest", "OneCycleLR", "CyclicLR")
+"""Schedules that set a rate, and do not scale the one that a group of parameters has."""
+CPU_ADAGRAD = {**_ALL, "eps": FLOAT, **dict.fromkeys(("amsgrad", "fp32_optimizer_states"), BOOL)}
+
+
+def refuse_unusable(ds: Mapping[str, Any], kind: str, params: Mapping[str, Any], *, stage: int, on_cpu: bool) -> None:
+    """Parameters that torch or DeepSpeed would stop at, when the optimizer is made or at its first step.
+
+    Args:
+        ds: the whole config.
+        kind: optimizer.type in lower case.
+        params: optimizer.params.
+        stage: of ZeRO.
+        on_cpu: whether the ranks compute on the CPU.
+
+    Raises:
+        ConfigError: one of them, or an optimizer that cannot be used at this stage.
+    """
+    path = "optimizer.params"
+    if kind in ("muadam", "muadamw", "musgd"):
+        raise ConfigError(f"optimizer.type {kind} needs base shapes of the mup package, and CLAP has none: use AdamW")
+    offloads = lookup(ds, "zero_optimization.offload_optimizer.device") in ("cpu", "nvme")
+    if kind == "adagrad" and stage and not offloads:
+        raise ConfigError(
+            f"optimizer.type Adagrad at zero_optimization.stage {stage}: DeepSpeed makes torch's Adagrad anew there "
+            "without its groups of parameters, and stops, or decays what it should not: use stage 0, "
+            "zero_optimization.offload_optimizer with device cpu, or AdamW"
+        )
+    if kind == "muon" and stage == 3 and lookup(ds, "zero_optimization.reduce_scatter") is not False:
+        raise ConfigError(
+            "optimizer.type Muon at zero_optimization.stage 3 needs whole gradients: set "
+            "zero_optimization.reduce_scatter to false, or use stage 2"
+        )
+    schedule = lookup(ds, "scheduler.type")
+    own = next((name for name in ("muon_lr", "adam_lr") if name in params), None)
+    if own is not None and schedule in _ONE_RATE:
+        raise ConfigError(
+            f"{path}.{own} does nothing beside scheduler.type {schedule}, which gives all parameters one rate: use "
+            "WarmupCosineLR, or remove the schedule (--ds.scheduler null)"
+        )
+    if kind == "adagrad":
+        known = CPU_ADAGRAD if offloads else {**OPTIMIZER_PARAMS[kind], "amsgrad": None}
+        extra = next((name for name in params if not known.get(name)), None)
+        if extra is not None:
+            raise ConfigError(f"{path}.{extra} {shown(params[extra])} does nothing in this Adagrad: remove it")
+    if params.get("differentiable") is True:
+        raise ConfigError(f"{path}.differentiable true is for differentiating through the optimizer: remove it")
+    if params.get("capturable") is True and on_cpu:
+        raise ConfigError(f"{path}.capturable true is for CUDA graphs, and these ranks compute on the CPU: remove it")
+    if params.get("fused") is True and params.get("foreach") is True:
+        raise ConfigError(f"{path}.fused true and {path}.foreach true exclude each other: remove one of them")
+    if params.get("nesterov") is True and (not params.get("momentum") or params.get("dampening")):
+        raise ConfigError(f"{path}.nesterov true needs {path}.momentum above 0 and no {path}.dampening")
+    eps = params.get("eps")
+    if kind == "adafactor" and isinstance(eps, list) and not _are_two_numbers(eps):
+        raise ConfigError(f"{path}.eps is {shown(eps)}: null or a number, and a number, both 0 or more, are needed")
+
+
+def _are_two_numbers(values: list[Any]) -> bool:
+    numbers = [0 if value is None and at == 0 else value for at, value in enumerate(values)]
+    return len(numbers) == 2 and all(isinstance(n, (int, float)) and n >= 0 for n in numbers)
+
+
 def fit_adam(ds: Mapping[str, Any], params: dict[str, Any]) -> None:
     """Leaves out of Adam's parameters what the chosen implementation does anyway.
 

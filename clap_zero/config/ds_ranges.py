@@ -73,6 +73,16 @@ RANGES: dict[str, tuple[float, float]] = {
     "scheduler.params.cycle_first_step_size": (1, 2**53),
     "scheduler.params.lr_range_test_step_size": (1, 2**53),
     "scheduler.params.last_batch_iteration": (-1, -1),
+    **{
+        f"optimizer.params.{name}": (0, MOST_RATE)
+        for name in ("lr_decay", "initial_accumulator_value", "momentum_decay")
+    },
+    **{f"optimizer.params.{name}": (0, MOST_RATE) for name in ("t0", "lambd", "max_coeff", "min_coeff")},
+    **{f"optimizer.params.{name}": (_TINY, MOST_RATE) for name in ("muon_lr", "adam_lr")},
+    **{f"optimizer.params.{name}": (0, 1) for name in ("alpha", "rho", "dampening")},
+    "optimizer.params.momentum": (0, _BELOW_1),
+    "optimizer.params.beta2_decay": (-MOST_RATE, 0),
+    "optimizer.params.d": (1, MOST_RATE),
     "scheduler.params.decay_mom_rate": (0, MOST_RATE),
     "scheduler.params.warmup_min_ratio": (0, 1),
     "scheduler.params.cos_min_ratio": (0, 1),

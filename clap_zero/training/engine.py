@@ -44,6 +44,9 @@ class Engine:
                 model=model, model_parameters=groups, config=resolved.config, dist_init_required=False
             )
             allocate_moments(self.deepspeed)
+        peak = resolved.run.train.learning_rate
+        # Muon's halves may have rates of their own; the schedule moves all of them alike.
+        self._shares = [group["lr"] / peak for group in self.deepspeed.optimizer.param_groups]
         self.forward_timer = DeviceTimer(on_device=world.device.type == "cuda" and resolved.stage < 3)
         self._unmanaged_norm: float | None = None
         self._norm_is_ours = resolved.stage == 0 and resolved.precision == "fp32"
@@ -65,13 +68,17 @@ class Engine:
 
     @property
     def learning_rate(self) -> float:
-        """The rate that the next step will use."""
+        """The rate that the next step will use; with `muon_lr` that of the parameters that Muon updates."""
         return float(self.deepspeed.optimizer.param_groups[0]["lr"])
 
     def set_learning_rate(self, value: float) -> None:
-        """Set the rate that the next step will use, of all parameter groups."""
-        for group in self.deepspeed.optimizer.param_groups:
-            group["lr"] = value
+        """Set the rate that the next step will use, of all parameter groups: each has its share of it.
+
+        Args:
+            value: Where the schedule, which peaks at the run config's learning rate, stands.
+        """
+        for group, share in zip(self.deepspeed.optimizer.param_groups, self._shares, strict=True):
+            group["lr"] = value * share
 
     def backward(self, loss: Tensor, *, divide: bool = True) -> None:
         """Backward of one micro batch; DeepSpeed averages over the ranks.
