@@ -61,11 +61,11 @@ def resolve_pretrained(name_or_directory: str) -> Path:
         return directory
     if directory.exists():
         raise ConfigError(
-            f"model.pretrained {name_or_directory!r} is a file, needed is the directory of a Hugging Face ClapModel; the "
-            "hub has LAION's as such (laion/clap-htsat-unfused), other checkpoints have to be converted first"
+            f"model.pretrained {name_or_directory!r} is a file, needed is the directory of a Hugging Face ClapModel; "
+            "the hub has LAION's as such (laion/clap-htsat-unfused), other checkpoints have to be converted first"
         )
     if name_or_directory.startswith(("/", "./", "../", "~")) or name_or_directory.count("/") > 1:
-        raise ConfigError(f"model.pretrained {name_or_directory!r} is not there: {directory} is no directory")
+        raise ConfigError(f"model.pretrained {name_or_directory!r} is not a directory here: check the path")
     try:
         found = Path(snapshot_download(name_or_directory, allow_patterns=[*_DESCRIPTIONS, *_WEIGHTS]))
         if not _weight_files(found):

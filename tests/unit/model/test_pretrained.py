@@ -181,7 +181,7 @@ def test_what_is_no_model_of_the_hub_says_what_is_needed(tmp_path: Path) -> None
     ):
         resolve_pretrained(str(tmp_path / "630k-best.pt"))
     for name in (str(tmp_path / "nowhere"), "./nowhere", "models/clap/nowhere"):
-        with pytest.raises(ConfigError, match="nowhere' is not there"):
+        with pytest.raises(ConfigError, match="nowhere' is not a directory here: check the path"):
             resolve_pretrained(name)
     with pytest.raises(CheckpointError, match=r"it is a run, so clap-zero export .*/run DIR first"):
         read_model_config(resolve_pretrained(str(tmp_path / "run")))
