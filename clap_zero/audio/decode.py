@@ -1,8 +1,8 @@
 """Bytes of an audio file -> mono waveform, in bounded time and memory whatever the header claims.
 
 The kind is told from the content. libsndfile (soundfile) decodes WAV, FLAC, Ogg Vorbis, Opus and FLAC, MP3, AIFF, AU,
-CAF and W64; MP4/M4A, WebM, AAC and others are decoded where torchcodec and FFmpeg's libraries are there. Everything
-that cannot be used is an AudioError whose reason names the format that was found.
+CAF, W64 and NIST SPHERE; MP4/M4A, WebM, AAC and others are decoded where torchcodec and FFmpeg's libraries are there.
+Everything that cannot be used is an AudioError whose reason names the format that was found.
 
 Rules: channels are averaged; sampling rates outside 4 to 384 kHz, clips without samples, and clips with a NaN, an Inf
 or a peak above 8 are refused; of a file that is cut short the readable part is used, and a note says so.
@@ -121,7 +121,8 @@ def _checked(audio: DecodedAudio) -> DecodedAudio:
 
 def _message(error: soundfile.LibsndfileError) -> str:
     """libsndfile's own words, without soundfile's prefix that prints the object."""
-    return error.error_string.strip().rstrip(".")
+    words = error.error_string.strip().rstrip(".")
+    return "no frames were found" if words.startswith("File does not exist") else words  # of an MP3; it is in memory
 
 
 def _decode_with_soundfile(data: bytes, kind: str, part: Part) -> DecodedAudio:

@@ -36,6 +36,8 @@ _LAYOUTS = {
 }
 _RF64 = (b"RF64", b"BW64")
 _IN_DS64, _DS64_SIZE_PLACE = 0xFFFFFFFF, 28
+_MAX_BYTES = 2**32 - 1
+"""Longer files are left to libsndfile: RIFF has no sizes for them."""
 _OPEN_BYTES, _SLACK_BYTES = 0x7FFF0000, 4_096
 """Writers into pipes announce so much or more: nothing is missing then. Nor is it worth a word where little is."""
 _KNOWN_CHUNKS = {
@@ -81,7 +83,7 @@ def _less(kind: str, announced: int, there: int) -> str | None:
 
 
 def _chunked(data: bytes, kind: str, layout: _Layout) -> tuple[bytes, str | None] | None:
-    found = _find_samples(data, layout)
+    found = _find_samples(data, layout) if len(data) <= _MAX_BYTES else None
     if found is None:
         return None
     start, announced = found
@@ -97,7 +99,7 @@ def _chunked(data: bytes, kind: str, layout: _Layout) -> tuple[bytes, str | None
         return None if note is None else (data, note)
     head = bytearray(data[:start])
     if layout.chunk is not _LONG:
-        layout.chunk.pack_into(head, 0, b"RIFF" if data[:4] in _RF64 else data[:4], min(len(data) - 8, 2**32 - 1))
+        layout.chunk.pack_into(head, 0, b"RIFF" if data[:4] in _RF64 else data[:4], len(data) - 8)
     layout.chunk.pack_into(head, start - layout.chunk.size, layout.samples, size)
     return bytes(head) + data[start:], note
 

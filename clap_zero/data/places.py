@@ -18,6 +18,7 @@ from urllib.parse import unquote
 from clap_zero.errors import DataError
 
 PIPE = "pipe:"
+S3 = ("s3", "s3a")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?:://|::)")
 _FILE = ("file://", "local://")
 _QUERIED = re.compile(r"(?:https?|az|abfss?)://")

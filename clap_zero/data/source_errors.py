@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
-from clap_zero.data.places import hide_secrets, protocol
+from clap_zero.data.places import S3, hide_secrets, protocol
 from clap_zero.errors import first_line
 
 _ABSENT_STATUS = (404, 410)
@@ -15,6 +16,10 @@ _RANGE_STATUS = 416
 _TRANSIENT_STATUS = (408, 425, 429)
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LOCAL = (*_DISK_FULL, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENFILE)
+_S3_REFUSALS = {  # s3fs knows no more: the answer to a request for a size has no text
+    "Bad Request": "have the credentials expired, or is the bucket in another region (AWS_DEFAULT_REGION)?",
+    "Moved Permanently": "the bucket is in another region, set AWS_DEFAULT_REGION (or AWS_ENDPOINT_URL)",
+}
 _EXTRAS = {"s3": "clap-zero[s3]", "s3a": "clap-zero[s3]"}
 
 
@@ -74,11 +79,9 @@ def explain(error: BaseException, url: str) -> SourceError:
         return _explain_status(status, message)
     if isinstance(error, FileNotFoundError):
         return SourceError("is not there", absent=True)
-    words = hide_secrets(first_line(error))
-    if words.endswith(":"):  # aiohttp says what it is in the next line
-        words = hide_secrets(" ".join(str(error).split()))[:200]
-    elif " " not in words:  # an address, or nothing
-        words = f"{type(error).__name__} {words}"
+    words = _words(error)
+    if protocol(url) in S3 and words in _S3_REFUSALS:
+        return SourceError(f"is refused ({words}): {_S3_REFUSALS[words]}", final=True)
     if isinstance(error, ImportError):
         package = _EXTRAS.get(protocol(url))
         return SourceError(
@@ -91,6 +94,15 @@ def explain(error: BaseException, url: str) -> SourceError:
     if isinstance(error, TimeoutError):
         return SourceError("stalled: nothing came for the time of data.remote_timeout_s")
     return SourceError(words, final=isinstance(error, ValueError | NotImplementedError | IsADirectoryError))
+
+
+def _words(error: BaseException) -> str:
+    """What an error says, in one line."""
+    words = re.sub(r"^\[Errno \d+\] ", "", hide_secrets(first_line(error)))
+    if words.endswith(":"):  # aiohttp says what it is in the next line
+        return hide_secrets(" ".join(str(error).split()))[:200]
+    # aiohttp gives of some errors the address alone.
+    return words if " " in words or isinstance(error, OSError) else f"{type(error).__name__} {words}"
 
 
 def _is_of_http(error: BaseException) -> bool:

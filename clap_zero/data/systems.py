@@ -13,13 +13,13 @@ import aiohttp
 import fsspec
 import fsspec.config
 
-from clap_zero.data.places import protocol
+from clap_zero.data.places import S3, protocol
 from clap_zero.data.source_errors import RangeError
 from clap_zero.data.watch import Allowance, Progress, in_thread, wait_for
 
 T = TypeVar("T")
 
-HTTP, S3 = ("http", "https"), ("s3", "s3a")
+HTTP = ("http", "https")
 _CHUNK_BYTES = 1 << 20
 _PARTIAL = 206
 

@@ -50,6 +50,7 @@ def no_ffmpeg(monkeypatch):
         (b"version https://git-lfs.github.com/spec/v1\noid", "Git LFS"),
         (b"hello world", "68 65 6c 6c 6f"),
         (b"\xff\xfb" * 5000, "MP3"),
+        (b"\xff\xfb\x94\xc4" + bytes(2000), "MP3 cannot be decoded: no frames were found"),
         (b"fLaC", "FLAC"),
     ],
 )

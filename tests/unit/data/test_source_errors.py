@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 
@@ -9,6 +10,7 @@ import pytest
 
 from clap_zero.data import sources
 from clap_zero.data.places import ReadPolicy
+from clap_zero.data.source_errors import explain
 from clap_zero.errors import DataError
 
 
@@ -34,3 +36,27 @@ def test_a_server_that_speaks_no_http_is_one_line():
         server.shutdown(socket.SHUT_RDWR)
     thread.join(5)
     assert "\n" not in str(caught.value) and "400" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "final"),
+    [
+        (OSError(errno.EINVAL, "Bad Request"), "have the credentials expired", True),
+        (OSError(errno.EREMCHG, "Moved Permanently"), "AWS_DEFAULT_REGION", True),
+        (OSError(errno.EBUSY, "Service Unavailable"), "Service Unavailable", False),
+        (PermissionError(errno.EACCES, "Forbidden"), "access is denied (Forbidden)", True),
+        (RuntimeError("400, message:\n  Can not decode"), "400, message: Can not decode", False),
+        (RuntimeError("file:///x"), "RuntimeError file:///x", False),
+    ],
+)
+def test_errors_of_libraries_are_told_in_words(error, words, final):
+    told = explain(error, "s3://bucket/train/0.tar")
+    assert words in str(told) and told.final == final and "Errno" not in str(told) and "\n" not in str(told)
+
+
+def test_a_bucket_with_a_key_in_its_name_is_not_shown():
+    class ParamValidationError(Exception):
+        """botocore's, by its name."""
+
+    told = explain(ParamValidationError('Invalid bucket name "AKIA:secret@bucket"'), "s3://AKIA:secret@bucket/x")
+    assert told.final and "without credentials" in str(told) and "secret" not in str(told)
