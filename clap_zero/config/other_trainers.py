@@ -7,6 +7,12 @@ from __future__ import annotations
 
 _BATCH = "--train.micro_batch_size (pairs per forward and rank) or --train.global_batch_size (per step, all ranks)"
 _FP16 = "--ds.fp16.enabled true with --ds.bf16 null"
+_GATHERED = (
+    "each rank computes its part of the loss over all negatives anyway, with gradient through the gather; which "
+    "negatives, says --objective.negatives"
+)
+"""open_clip's local_loss is a way to compute the same loss, not one with fewer negatives."""
+
 _ACCUMULATION = "--ds.gradient_accumulation_steps (negatives grow with it: --objective.negatives)"
 _NO_TOWERS = "towers are not chosen one by one: --model.preset NAME or --model.pretrained NAME_OR_DIR"
 _LAUNCHER = "the launcher takes it, before the module: deepspeed --num_gpus 8 -m clap_zero.train ..."
@@ -35,8 +41,7 @@ _GROUPS: dict[str, str] = {
     "--model.preset htsat-fused or tiny-fused": "enable_fusion fusion_type",
     _FROZEN: "freeze_text freeze_audio freeze_text_after lock_text lock_image lock_audio",
     # Objective.
-    "--objective.negatives local": "local_loss",
-    "gradients always go through the gather, over the negatives of --objective.negatives": "gather_with_grad",
+    _GATHERED: "local_loss gather_with_grad",
     "--objective.loss sigmoid": "siglip sigmoid sigmoid_loss",
     "--objective.mlp auto": "clap_mlploss mlp_loss",
     # Length, batch, learning rate.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -39,8 +40,7 @@ def refusal(flag: str) -> str:
         ("--gradient_accumulation_steps --accum-freq", "--ds.gradient_accumulation_steps"),
         ("--gradient_checkpointing --grad-checkpointing", "--ds.activation_checkpointing"),
         ("--grad-clip-norm --max_grad_norm", "--ds.gradient_clipping"),
-        ("--local-loss", "--objective.negatives local"),
-        ("--gather-with-grad", "--objective.negatives"),
+        ("--local-loss --gather-with-grad", "--objective.negatives"),
         ("--pretrained --model --amodel", "--model.pretrained"),
         ("--model --amodel --tmodel", "--model.preset"),
         ("--save_steps --save-frequency", "--checkpoint.every_steps"),
@@ -76,3 +76,15 @@ def test_options_of_the_launcher_are_known_as_such() -> None:
     for name in ("num_gpus", "hostfile", "include", "exclude", "master_port", "master_addr"):
         assert name in MISPLACED
         assert "the launcher takes it" in refusal(f"--{name}")
+
+
+def test_the_table_of_the_documents_says_what_the_refusals_say() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "configuration.md").read_text("utf-8")
+    rows = re.findall(
+        r"^\| (`--[^|]*) \| (`--[^|]*) \|", page.partition("## Coming from another trainer")[2], re.MULTILINE
+    )
+    assert len(rows) >= 10
+    for there, here in rows:
+        theirs, ours = (re.findall(r"`(--[^`]+)`", cell) for cell in (there, here))
+        for number, flag in enumerate(theirs):
+            assert ours[min(number, len(ours) - 1)] in refusal(flag), flag
