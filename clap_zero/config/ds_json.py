@@ -85,6 +85,9 @@ def _broken(path: str, text: str, error: hjson.HjsonDecodeError) -> str:
     if found := re.search(r'"\s*:\s*([-+]?(?:infinity|inf|nan))\b', text, re.IGNORECASE):
         line = text.count("\n", 0, found.start(1)) + 1
         return f"{path}:{line}: {found[1]} is no number in JSON: write another one, or remove the key"
+    if found := re.search(r'"\s*:\s*(True|False|None)\b', text):
+        line, meant = text.count("\n", 0, found.start(1)) + 1, {"None": "null"}.get(found[1], found[1].lower())
+        return f"{path}:{line}: {found[1]} is Python's word, in JSON it is {meant}"
     return f"{path}:{error.lineno}:{error.colno}: broken JSON: {error.msg}"
 
 
@@ -209,7 +212,8 @@ def _checked_value(value: Any, path: str, kind: str, where: Where, faults: list[
         LIST: isinstance(value, list),
     }[kind]
     if not fits:
-        way_out = way_out_of(value) if isinstance(value, str) and kind in (INT, FLOAT, BOOL) else ""
+        is_word = isinstance(value, str) and kind in (INT, FLOAT, BOOL)
+        way_out = way_out_of(value, is_switch=kind is BOOL) if is_word else ""
         if is_finite and not is_holdable(value):
             way_out = ", and no counter of 64 bits holds this one"
         faults.append(f"{where(path)}{path} is {shown(value)}, {kind} is needed{way_out}")

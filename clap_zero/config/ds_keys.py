@@ -193,12 +193,14 @@ OLD_NAMES: dict[str, tuple[str, Any]] = {
 
 OPTIMIZERS = {
     **dict.fromkeys(("adam", "adamw", "adagrad", "lion", "muon"), True),
-    **dict.fromkeys(("lamb", "muadam", "muadamw", "musgd"), False),
+    **dict.fromkeys(("lamb",), False),
     **dict.fromkeys(("SGD", "RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta", "ASGD", "Adafactor"), False),
 }
 """Optimizer types, lower case where DeepSpeed ignores case -> whether ZeRO takes them without being told to."""
 
 REMOVED_OPTIMIZERS = ("onebitadam", "zerooneadam", "onebitlamb")
+MUP_OPTIMIZERS = ("muadam", "muadamw", "musgd")
+"""They scale their rates by the base shapes that the mup package writes into a model: no ClapModel has them."""
 
 
 def all_paths(keys: Mapping[str, Any] = KEYS, prefix: str = "") -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from clap_zero.config.ds_keys import OPTIMIZERS, REMOVED_OPTIMIZERS, SCHEDULER_PARAMS
+from clap_zero.config.ds_keys import MUP_OPTIMIZERS, OPTIMIZERS, REMOVED_OPTIMIZERS, SCHEDULER_PARAMS
 from clap_zero.config.ds_optimizer_params import fit_adam, refuse_unusable
 from clap_zero.config.ds_paths import lookup
 from clap_zero.config.ds_torch_schedules import TORCH_SCHEDULES, check_torch_schedule
@@ -50,6 +50,15 @@ def settle_optimizer(
     _check_optimizer_numbers(params)
 
 
+CLASSES = {
+    "fusedadam": "AdamW",
+    "cpuadam": "AdamW",
+    "deepspeedcpuadam": "AdamW",
+    "fusedlamb": "lamb",
+    "fusedlion": "lion",
+}
+"""DeepSpeed's classes -> the type for which it takes them, each where it fits."""
+
 PEAK_OF = {"WarmupLR": "warmup_max_lr", "WarmupDecayLR": "warmup_max_lr", "OneCycle": "cycle_max_lr"}
 """Schedules that set the learning rate whatever the optimizer's is -> the parameter that holds their highest."""
 
@@ -73,10 +82,12 @@ def _take_peak(ds: Mapping[str, Any], params: dict[str, Any], run: RunConfig, *,
 def _check_optimizer_type(ds: Mapping[str, Any], kind: str, *, stage: int) -> None:
     if kind.lower() in REMOVED_OPTIMIZERS:
         raise ConfigError(f"optimizer.type {kind}: DeepSpeed removed the 1-bit optimizers in 0.19.7: use AdamW")
+    if kind.lower() in MUP_OPTIMIZERS:
+        raise ConfigError(f"optimizer.type {kind} needs base shapes of the mup package, and CLAP has none: use AdamW")
     known = {name.lower(): name for name in OPTIMIZERS}
     name = known.get(kind.lower())
     if name is None or (name != name.lower() and kind != name):
-        match = known.get(nearest(kind.lower(), known) or "", "AdamW")
+        match = CLASSES.get(kind.lower()) or known.get(nearest(kind.lower(), known) or "", "AdamW")
         raise ConfigError(f"optimizer.type {kind} is not known: did you mean {match}?")
     if stage > 0 and not OPTIMIZERS[name] and ds.get("zero_allow_untested_optimizer") is not True:
         raise ConfigError(

@@ -86,8 +86,6 @@ def refuse_unusable(ds: Mapping[str, Any], kind: str, params: Mapping[str, Any],
         ConfigError: one of them, or an optimizer that cannot be used at this stage.
     """
     path = "optimizer.params"
-    if kind in ("muadam", "muadamw", "musgd"):
-        raise ConfigError(f"optimizer.type {kind} needs base shapes of the mup package, and CLAP has none: use AdamW")
     offloads = lookup(ds, "zero_optimization.offload_optimizer.device") in ("cpu", "nvme")
     if kind == "adagrad" and stage and not offloads:
         raise ConfigError(

@@ -44,7 +44,6 @@ LEAST: dict[str, float] = {
     "fp16.loss_scale_window": 1,
     "fp16.min_loss_scale": 1,
     "fp16.hysteresis": 1,
-    "fp16.initial_scale_power": 0,
     "gradient_predivide_factor": 1e-6,
     "zero_optimization.reduce_bucket_size": 1,
     "zero_optimization.allgather_bucket_size": 0,
@@ -81,6 +80,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **{f"optimizer.params.{name}": (_TINY, MOST_RATE) for name in ("muon_lr", "adam_lr")},
     **{f"optimizer.params.{name}": (0, 1) for name in ("alpha", "rho", "dampening")},
     "optimizer.params.momentum": (0, _BELOW_1),
+    "fp16.initial_scale_power": (0, 64),
     "optimizer.params.beta2_decay": (-MOST_RATE, 0),
     "optimizer.params.d": (1, MOST_RATE),
     "scheduler.params.decay_mom_rate": (0, MOST_RATE),
@@ -113,6 +113,7 @@ def wrong_values(ds: Mapping[str, Any]) -> Iterator[str]:
         value = lookup(ds, path)
         if isinstance(value, (int, float)) and not low <= value <= high:
             yield f"{path} is {shown(value)}: {_worded(low, high)} is needed"
+    yield from _scale(ds)
     yield from _milestones(lookup(ds, "scheduler.params.milestones"))
     yield from _momentum_to_cycle(ds)
 
@@ -124,6 +125,21 @@ def _worded(low: float, high: float) -> str:
     if high == _BELOW_1:
         return f"{above} to below 1"
     return f"{above}, at most {high:g}," if low == _TINY else f"{above} to {high:g}"
+
+
+def _scale(ds: Mapping[str, Any]) -> Iterator[str]:
+    """A dynamic loss scale that begins below its minimum would jump up at the first overflow."""
+    power, least = lookup(ds, "fp16.initial_scale_power"), lookup(ds, "fp16.min_loss_scale")
+    begins = 2.0 ** (power if isinstance(power, int) and 0 <= power <= 64 else 16)
+    if isinstance(least, (int, float)) and least > begins and not _is_static(lookup(ds, "fp16.loss_scale")):
+        yield (
+            f"fp16.min_loss_scale is {shown(least)}, and the scale begins below it, at {begins:g} "
+            "(fp16.initial_scale_power): lower it"
+        )
+
+
+def _is_static(scale: Any) -> bool:
+    return isinstance(scale, (int, float)) and scale > 0
 
 
 def _milestones(value: Any) -> Iterator[str]:

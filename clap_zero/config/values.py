@@ -155,17 +155,31 @@ def is_holdable(number: float) -> bool:
     return abs(number) < 2**63
 
 
-def way_out_of(text: str) -> str:
-    """What to write where a JSON has a text for a number or a truth value.
+_YES_OR_NO = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+
+
+def way_out_of(text: str, *, is_switch: bool) -> str:
+    """What to write where a JSON has a text for a number or a truth value; empty where nobody can know what was meant.
 
     Hjson takes a bare word for a text, up to the end of its line, commas and all.
+
+    Args:
+        text: what stands there.
+        is_switch: whether a truth value is needed.
     """
     word = text.strip("-+, ").lower()
     if word in ("inf", "infinity", "nan"):
         return ": JSON has no such number, write another one, or remove the key"
     if word in ("true", "false") and text != word:
         return f": write {word}, in lower case and without quotes"
-    return ": write null, or remove the key" if word == "none" else ": write it without quotes"
+    if word == "auto":
+        return ': write "auto", in lower case'
+    if is_switch and word in _YES_OR_NO:
+        return f": write {_YES_OR_NO[word]}"
+    if word == "none":
+        return ": write null, or remove the key"
+    is_value = word in ("true", "false") if is_switch else _INTEGER.match(word) or _FLOAT.match(word)
+    return ": write it without quotes" if is_value else ""
 
 
 def shown(value: Any) -> str:

@@ -131,6 +131,9 @@ def test_numbers_that_json_has_not_are_named(tmp_path: Path, text: str) -> None:
         (f'{{"train_batch_size": {"9" * 400}}}', "a whole number is needed, and no counter of 64 bits holds this one"),
         ('{"zero_optimization": {"reduce_bucket_size": 1e30}}', "1e+30, a whole number is needed, and no counter of"),
         ('{"bf16": {\n"enabled": True,\n}}', "true or false is needed: write true, in lower case and without quotes"),
+        ('{"bf16":\n{"enabled":True}}', "ds.json:2: True is Python's word, in JSON it is true"),
+        ('{"bf16": {"enabled": "yes"}}', "true or false is needed: write true"),
+        ('{"train_batch_size": "Auto"}', 'a whole number is needed: write "auto", in lower case'),
     ],
 )
 def test_numbers_too_large_and_words_of_python_are_one_line(tmp_path: Path, text: str, part: str) -> None:
