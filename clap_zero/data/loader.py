@@ -12,6 +12,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -72,7 +73,7 @@ def eval_batches(index: ShardIndex, *, plan: LoaderPlan) -> Iterator[EvalBatch]:
 
     Args:
         index: the shards.
-        plan: what this rank reads; `micro_batch` is the size of a batch.
+        plan: what this rank reads; `micro_batch` is the largest size of a batch.
 
     Returns:
         A generator of ceil(num_samples / (world_size * micro_batch)) batches on every rank.
@@ -82,6 +83,8 @@ def eval_batches(index: ShardIndex, *, plan: LoaderPlan) -> Iterator[EvalBatch]:
         ConfigError: a setting is out of range.
     """
     _check(plan)
+    # A batch that is not full repeats clips, which are read and embedded in vain: none is larger than a rank's share.
+    plan = replace(plan, micro_batch=min(plan.micro_batch, -(-index.num_stored // plan.world_size)))
     workers = min(plan.workers, num_eval_batches(plan, index.num_stored))
     # Not without the blacklist's clips: they are on it because they are evaluated on.
     pipeline = build_pipeline(index, plan, training=False)

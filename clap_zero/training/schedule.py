@@ -15,7 +15,7 @@ class Schedule:
         minimum: Learning rate at the last step (cosine only).
         warmup_steps: Optimizer steps of the warm-up.
         max_steps: Optimizer steps of the run.
-        kind: "cosine" or "constant".
+        kind: "cosine" or "constant"; a run of one step has the peak either way.
     """
 
     peak: float
@@ -32,7 +32,7 @@ class Schedule:
         """
         if step <= self.warmup_steps:
             return self.peak * step / self.warmup_steps
-        if self.kind == "constant":
+        if self.kind == "constant" or self.max_steps == 1:  # a cosine that is at its end at once would train nothing
             return self.peak
         done = (step - self.warmup_steps) / max(1, self.max_steps - self.warmup_steps)
         return self.minimum + (self.peak - self.minimum) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))

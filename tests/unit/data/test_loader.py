@@ -245,6 +245,15 @@ def test_evaluation_counts_every_clip_once(tmp_path, world_size, workers):
     assert sorted(captions) == sorted((n, f"{place} {n}") for n in range(7) for place in ("first", "second"))
 
 
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_evaluation_in_larger_batches_than_there_are_clips_reads_none_in_vain(tmp_path, world_size):
+    write_tar(tmp_path / "test" / "0.tar", [m for n in range(6) for m in pair(f"s{n:04d}", n)])
+    index = load_index([str(tmp_path / "test")])
+    for rank in range(world_size):
+        (batch,) = eval_batches(index, plan=plan(rank=rank, world_size=world_size, micro_batch=10**12))
+        assert len(batch) == 6 // world_size and batch.valid.all()
+
+
 def test_evaluation_is_the_same_each_time_and_marks_what_fills_in(tmp_path):
     features = FeatureConfig("rand_trunc", max_samples=48_000)
     members = [m for n in range(4) for m in pair(f"s{n:04d}", n, seconds=2.0)] + [("x.flac", b"junk"), ("x.txt", b"x")]

@@ -29,5 +29,9 @@ def test_no_warm_up_starts_near_the_peak() -> None:
     assert rates[-1] == pytest.approx(0.0)
 
 
+def test_the_only_step_of_a_run_trains() -> None:
+    assert Schedule(peak=1.0, minimum=0.0, warmup_steps=0, max_steps=1, kind="cosine")(1) == 1.0
+
+
 def test_a_warm_up_longer_than_the_run_never_divides_by_zero() -> None:
     assert Schedule(peak=1.0, minimum=0.0, warmup_steps=10, max_steps=10, kind="cosine")(10) == pytest.approx(1.0)
