@@ -6,13 +6,18 @@ statistics; a resumed run needs each rank's own, and an exported or evaluated mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from clap_zero.distributed.collectives import all_reduce_max, all_reduce_sum, patient_wait, rank_and_size
+
+_SAVED = "buffer."
+"""In front of the names in a rank's file."""
 
 MEAN, VARIANCE, COUNT = "running_mean", "running_var", "num_batches_tracked"
 
@@ -77,3 +82,39 @@ def merged_statistics(module: nn.Module) -> Iterator[None]:
     finally:
         for name, value in kept.items():
             own[name].copy_(value)
+
+
+def saved_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """What the file of a rank holds: its buffers by the names that they have there."""
+    return {f"{_SAVED}{name}": buffer.detach() for name, buffer in persistent_buffers(module).items()}
+
+
+def read_buffers(checkpoint: Path, own: Path | None) -> dict[str, Tensor]:
+    """The buffers of a checkpoint by name.
+
+    Args:
+        checkpoint: Its directory.
+        own: The file of this rank; None for one set for any number of ranks, which is the consolidated weights'.
+    """
+    found: dict[str, Tensor] = {}
+    with safe_open(own or next(iter(sorted(checkpoint.glob("rank-*.safetensors")))), framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            found[name.removeprefix(_SAVED)] = file.get_tensor(name)
+    for weights in () if own else sorted(checkpoint.glob("model-*.safetensors")):
+        with safe_open(weights, framework="pt") as file:
+            found |= {name: file.get_tensor(name) for name in found.keys() & set(file.keys())}
+    return found
+
+
+@torch.no_grad()
+def restore_buffers(module: nn.Module, saved: Mapping[str, Tensor]) -> str | None:
+    """Gives a module its buffers; returns what does not fit, if anything."""
+    buffers = persistent_buffers(module)
+    differing = buffers.keys() ^ saved.keys()
+    if differing:
+        return f"its buffers and the model's are not the same: {', '.join(sorted(differing)[:3])}"
+    for name, buffer in buffers.items():
+        if saved[name].shape != buffer.shape:
+            return f"{name} has shape {tuple(saved[name].shape)} there and {tuple(buffer.shape)} in the model"
+        buffer.copy_(saved[name])
+    return None

@@ -191,10 +191,12 @@ class SafetensorsWriter(ChecksummedFile):
         assert kind is not None or not self._pending, f"tensors promised but not written: {self._pending}"
 
 
-def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileRecord:
+def save_tensors(
+    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> FileRecord:
     """Writes a .safetensors file of tensors that are all at hand and returns its record."""
     specs = [TensorSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()]
-    with SafetensorsWriter(path, specs) as file:
+    with SafetensorsWriter(path, specs, metadata) as file:
         for name, tensor in tensors.items():
             file.add(name, tensor)
     return file.record

@@ -4,7 +4,7 @@ Where the masters are depends on stage and precision:
 
     stage 0, fp32        the parameters themselves, the same on every rank
     stage 0, bf16, fp16  the optimizer wrapper's fp32 copies (bf16: a slice per rank)
-    stages 1 and 2       each rank has a slice of one flat tensor per group (`_hp_mapping` of the parameter)
+    stages 1 and 2       each rank has a slice of one flat tensor per group
     stage 3              each rank has an equal part of every parameter, the last ones padded
     frozen parameters    no master: the parameter itself is all there is
 
@@ -15,7 +15,7 @@ exact). So no rank ever holds more than a bucket of other ranks' weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from deepspeed import DeepSpeedEngine
 from deepspeed.utils import safe_get_local_fp32_param
 from torch import Tensor, nn
 
+from clap_zero.checkpoint.layout import masters, pieces
 from clap_zero.distributed.collectives import all_reduce_sum, patient_wait, rank_and_size
 
 BUCKET_ELEMENTS = 16 << 20
@@ -34,38 +35,25 @@ def full_shape(parameter: nn.Parameter) -> torch.Size:
     return getattr(parameter, "ds_shape", parameter.shape)
 
 
-def _optimizer_copies(engine: DeepSpeedEngine) -> dict[int, Tensor]:
-    """fp32 copies kept by DeepSpeed's stage-0 wrappers for half precision, by id of the parameter."""
-    optimizer = engine.optimizer
-    copies: dict[int, Tensor] = {}
-    for index, group in enumerate(getattr(optimizer, "fp16_groups", [])):
-        if hasattr(optimizer, "fp32_groups"):  # FP16_UnfusedOptimizer: a copy per parameter
-            masters = optimizer.fp32_groups[index]
-        elif hasattr(optimizer, "fp32_groups_flat"):  # FP16_Optimizer: one flat copy per group, in order
-            masters = optimizer.fp32_groups_flat[index].split([parameter.numel() for parameter in group])
-        else:
-            continue
-        copies.update({id(parameter): master for parameter, master in zip(group, masters, strict=True)})
-    return copies
-
-
-def _own_stretch(parameter: Any, copies: dict[int, Tensor]) -> tuple[int, Tensor]:
-    """This rank's part of the master: its start in the flattened parameter, and its values (maybe none)."""
+def _own_stretches(engine: DeepSpeedEngine) -> dict[str, tuple[int, Tensor]]:
+    """This rank's part of each master: its start in the flattened parameter, and its values; no entry without any."""
     rank, _ = rank_and_size()
-    if hasattr(parameter, "ds_id"):
-        trained = parameter.requires_grad
-        values = safe_get_local_fp32_param(parameter) if trained else parameter.ds_tensor.detach()
-        start = rank * values.numel()
-        # Parts are equal and the last ones padded: with one element on two ranks the second has padding only.
-        return start, values.flatten()[: max(0, parameter.ds_numel - start)]
-    if hasattr(parameter, "_hp_mapping"):
-        mapping = parameter._hp_mapping
-        if mapping is None:
-            return 0, torch.empty(0)
-        return mapping.lp_fragment_address.start, mapping.get_hp_fragment()
-    if rank != 0:  # the same everywhere: one rank's copy is enough
-        return 0, torch.empty(0)
-    return 0, copies.get(id(parameter), parameter).detach().flatten()
+    stage = engine.zero_optimization_stage()
+    found: dict[str, tuple[int, Tensor]] = {}
+    for name, parameter in engine.module.named_parameters():
+        if hasattr(parameter, "ds_id"):
+            part: Any = parameter
+            # DeepSpeed's own way, which knows masters on NVMe, too.
+            values = safe_get_local_fp32_param(part) if parameter.requires_grad else part.ds_tensor.detach()
+            start = rank * values.numel()
+            found[name] = start, values.flatten()[: max(0, part.ds_numel - start)]
+        elif rank == 0 and not (stage > 0 and parameter.requires_grad):  # the same everywhere: one rank's is enough
+            found[name] = 0, parameter.detach().flatten()
+    if stage < 3 and (stage > 0 or rank == 0):
+        ours = masters(engine)
+        for name, start, size, number, offset in pieces(engine):
+            found[name] = start, ours[number].detach().flatten()[offset : offset + size]
+    return found
 
 
 def stream_masters(engine: DeepSpeedEngine, *, bucket_elements: int = BUCKET_ELEMENTS) -> Iterator[tuple[str, Tensor]]:
@@ -77,28 +65,28 @@ def stream_masters(engine: DeepSpeedEngine, *, bucket_elements: int = BUCKET_ELE
         engine: A DeepSpeed engine at any stage and precision.
         bucket_elements: Elements that are summed over ranks at once.
     """
-    copies = _optimizer_copies(engine)
+    own = _own_stretches(engine)
     bucket: list[tuple[str, nn.Parameter, int]] = []
     filled = 0
     for name, parameter in engine.module.named_parameters():
         size = full_shape(parameter).numel()
         if bucket and filled + size > bucket_elements:
-            yield from _complete(bucket, copies, engine.device)
+            yield from _complete(bucket, own, engine.device)
             bucket, filled = [], 0
         bucket.append((name, parameter, size))
         filled += size
     if bucket:
-        yield from _complete(bucket, copies, engine.device)
+        yield from _complete(bucket, own, engine.device)
 
 
 @torch.no_grad()
 def _complete(
-    bucket: list[tuple[str, nn.Parameter, int]], copies: dict[int, Tensor], device: torch.device
+    bucket: list[tuple[str, nn.Parameter, int]], own: Mapping[str, tuple[int, Tensor]], device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
     flat = torch.zeros(sum(size for _, _, size in bucket), dtype=torch.float32, device=device)
     offset = 0
-    for _, parameter, size in bucket:
-        start, values = _own_stretch(parameter, copies)
+    for name, _, size in bucket:
+        start, values = own.get(name, (0, flat[:0]))
         assert start + values.numel() <= size or values.numel() == 0
         flat[offset + start : offset + start + values.numel()].copy_(values)
         offset += size

@@ -1,7 +1,7 @@
 """What a checkpoint holds, and putting it back into an engine.
 
-engine/                       DeepSpeed's files: optimizer, masters, loss scale, scheduler (this world size and stage)
-rank-00000.safetensors        a rank's own buffers (BatchNorm statistics)
+engine/                       DeepSpeed's files: optimizer, masters, loss scale, scheduler, laid out for ranks and stage
+rank-00000.safetensors        a rank's own buffers (BatchNorm statistics), and what lies where in its optimizer
 model-00001-of-0000n.safetensors, model.safetensors.index.json, config.json
                               the fp32 masters under Hugging Face's names, readable by any number of processes
 preprocessor_config.json, tokenizer.json...
@@ -9,6 +9,7 @@ preprocessor_config.json, tokenizer.json...
 trainer_state.json            where training stands
 manifest.json                 sizes and checksums of all this; see store.py
 
+The same ranks, stage and precision load DeepSpeed's files as they are; others convert them (relayout.py).
 Random states are not kept: training draws from (seed, step, micro batch, rank), data from (seed, epoch, place).
 """
 
@@ -16,19 +17,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import deepspeed
 import torch
 from deepspeed import DeepSpeedEngine
-from safetensors import safe_open
-from torch import Tensor
 
-from clap_zero.checkpoint.buffers import persistent_buffers
+from clap_zero.checkpoint import relayout
+from clap_zero.checkpoint.buffers import read_buffers, restore_buffers, saved_buffers
 from clap_zero.checkpoint.engine_files import ENGINE_TAG, save_engine
 from clap_zero.checkpoint.files import ChecksummedFile, FileRecord, checksum_file, save_tensors, write_json
+from clap_zero.checkpoint.layout import odd_state, why_fixed
 from clap_zero.checkpoint.manifest import MANIFEST, find_fault, read_manifest
 from clap_zero.checkpoint.store import CheckpointStore
 from clap_zero.checkpoint.weights import model_config, write_weights
@@ -103,7 +104,10 @@ def save(
     if error is None:
         try:
             name = rank_file(rank)
-            records[name] = save_tensors(temporary / name, _rank_tensors(engine))
+            fixed = why_fixed(engine.config) is not None
+            layout = {} if fixed else {relayout.METADATA: relayout.describe(engine)}
+            buffers = saved_buffers(engine.module)
+            records[name] = save_tensors(temporary / name, buffers, {"format": "pt"} | layout)
             if rank == 0:
                 records[TRAINER_STATE] = write_json(temporary / TRAINER_STATE, asdict(state))
                 for name, content in (companions or {}).items():
@@ -138,15 +142,18 @@ def save(
 def load(engine: DeepSpeedEngine, path: Path) -> TrainState:
     """Puts a checkpoint into a fresh engine. Collective: all ranks must call.
 
+    Of another number of ranks, BatchNorm statistics are those of the consolidated weights, the same on every rank.
+
     Args:
-        engine: An engine that has not trained or saved yet, built as the one that saved.
+        engine: An engine that has not trained or saved yet, of the same model and optimizer as the one that saved.
         path: A checkpoint's directory.
 
     Returns:
-        Where training stood.
+        Where training stood, with the ranks and the stage of this engine.
 
     Raises:
-        CheckpointError: On every rank: it is incomplete, or of another model, world size, stage or precision.
+        CheckpointError: On every rank: it is incomplete, of another model, or laid out for other ranks, another stage
+            or precision and cannot be converted.
     """
     path = Path(path)
     rank, world_size = rank_and_size()
@@ -155,19 +162,23 @@ def load(engine: DeepSpeedEngine, path: Path) -> TrainState:
     if fault is not None:
         raise CheckpointError(f"checkpoint {path} cannot be used: {fault}")
     manifest = read_manifest(path)
-    _check_fit(engine, path)
+    _check_model(engine, path)
+    here = Layout(world_size, engine.zero_optimization_stage(), engine_precision(engine))
+    there = conversion(path, here, config=engine.config)
     state = read_train_state(path)
-    loaded, _ = engine.load_checkpoint(str(path), tag=ENGINE_TAG)
     problem = None
-    if loaded is None:
+    if there is not None:
+        relayout.restore(engine, path, manifest)
+    elif engine.load_checkpoint(str(path), tag=ENGINE_TAG)[0] is None:
         problem = "DeepSpeed found nothing to load"
-    elif engine.global_steps != manifest["engine_steps"]:
+    if problem is None and engine.global_steps != manifest["engine_steps"]:
         problem = f"the engine stands at step {engine.global_steps} instead of {manifest['engine_steps']} after loading"
-    problems = all_gather_objects(problem or _restore_rank(engine, path / rank_file(rank)))
+    own = path / rank_file(rank) if world_size == manifest["world_size"] else None
+    problems = all_gather_objects(problem or restore_buffers(engine.module, read_buffers(path, own)))
     problem = next((f"rank {number}: {text}" for number, text in enumerate(problems) if text is not None), None)
     if problem is not None:
         raise CheckpointError(f"checkpoint {path} could not be loaded ({problem})")
-    return state
+    return replace(state, world_size=here.world_size, stage=here.stage)
 
 
 def read_train_state(path: Path) -> TrainState:
@@ -202,7 +213,9 @@ def _on_rank_0(action: Callable[[], Path], complaint: str) -> Path:
 
 
 def _about(engine: DeepSpeedEngine, state: TrainState) -> dict[str, Any]:
+    """What the manifest says of the checkpoint as a whole; `fixed_layout`: why it cannot be converted, if it cannot."""
     return {
+        "fixed_layout": why_fixed(engine.config) or odd_state(engine),
         "world_size": state.world_size,
         "stage": state.stage,
         "precision": engine_precision(engine),
@@ -218,8 +231,8 @@ def _unrecorded(root: Path, known: Mapping[str, FileRecord]) -> dict[str, FileRe
     return {name: checksum_file(root / name) for name in names if name not in known and name != MANIFEST}
 
 
-def _check_fit(engine: DeepSpeedEngine, path: Path) -> None:
-    """Refuse a checkpoint of another model, or of another layout. Raises CheckpointError."""
+def _check_model(engine: DeepSpeedEngine, path: Path) -> None:
+    """Refuse a checkpoint of another model. Raises CheckpointError."""
     there, ours = _geometry(read_model_config(path)), _geometry(model_config(engine.module))
     if there.pop(logit_bias.CONFIG_KEY, None) is not None:
         there["bias of the sigmoid objective"] = "learned"
@@ -233,42 +246,50 @@ def _check_fit(engine: DeepSpeedEngine, path: Path) -> None:
     if other:
         details = "; ".join(f"{key} {there.get(key, '-')} there, {ours.get(key, '-')} here" for key in other)
         raise CheckpointError(f"checkpoint {path} is of another model ({details}): give the one that it was saved from")
-    check_layout(
-        path,
-        world_size=rank_and_size()[1],
-        stage=engine.zero_optimization_stage(),
-        precision=engine_precision(engine),
-    )
 
 
-def check_layout(path: Path, *, world_size: int, stage: int, precision: str) -> None:
-    """Refuse a checkpoint whose optimizer state is laid out for other ranks, another ZeRO stage or precision.
+class Layout(NamedTuple):
+    """What decides where DeepSpeed keeps the elements of the optimizer state.
+
+    Attributes:
+        world_size: Ranks.
+        stage: ZeRO stage.
+        precision: Of the weights in forward and backward: fp32, bf16 or fp16.
+    """
+
+    world_size: int
+    stage: int
+    precision: str
+
+    def __str__(self) -> str:
+        return f"{self.world_size} rank{'s' * (self.world_size > 1)}, ZeRO stage {self.stage}, {self.precision}"
+
+
+def conversion(path: Path, here: Layout, *, config: Mapping[str, Any]) -> Layout | None:
+    """How a checkpoint is laid out, if its optimizer state has to be converted for a run.
 
     Args:
         path: A complete checkpoint.
-        world_size: Ranks of this run.
-        stage: Its ZeRO stage.
-        precision: Its weights in forward and backward: fp32, bf16 or fp16.
+        here: Layout of this run.
+        config: Its resolved DeepSpeed configuration.
+
+    Returns:
+        The checkpoint's layout; None where nothing has to be converted.
 
     Raises:
-        CheckpointError: It does not fit.
+        CheckpointError: It would have to be converted, and cannot be.
     """
     manifest = read_manifest(path)
-    words = {
-        "world_size": ("ranks", world_size),
-        "stage": ("ZeRO stage", stage),
-        "precision": ("precision", precision),
-    }
-    differing = [
-        f"{word} {manifest[key]} there, {here} here" for key, (word, here) in words.items() if manifest[key] != here
-    ]
-    if not differing:
-        return
-    run = path.parent.parent
+    there = Layout(manifest["world_size"], manifest["stage"], manifest["precision"])
+    if there == here:
+        return None
+    fixed = manifest.get("fixed_layout", "it was saved by an earlier version") or why_fixed(config)
+    if fixed is None:
+        return there
     raise CheckpointError(
-        f"checkpoint {path} does not fit this run ({'; '.join(differing)}), and its optimizer state cannot be "
-        "converted. Train with the same ranks, stage and precision, or take only its weights into a new run: "
-        f"`clap-zero export {run} DIR`, then `--model.pretrained DIR` with another --run_dir"
+        f"checkpoint {path} does not fit this run ({there} there; {here} here), and its optimizer state cannot be "
+        f"converted: {fixed}. Train with the same ranks, stage and precision, or take only its weights into a new run: "
+        f"`clap-zero export {path.parent.parent} DIR`, then `--model.pretrained DIR` with another --run_dir"
     )
 
 
@@ -281,24 +302,3 @@ def _geometry(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         elif "drop" not in key and key not in _DESCRIPTIVE:
             flat[prefix + key] = value
     return flat
-
-
-def _rank_tensors(engine: DeepSpeedEngine) -> dict[str, Tensor]:
-    return {f"buffer.{name}": buffer.detach() for name, buffer in persistent_buffers(engine.module).items()}
-
-
-@torch.no_grad()
-def _restore_rank(engine: DeepSpeedEngine, file: Path) -> str | None:
-    """Gives a rank its buffers back; returns what is wrong with the file, if anything."""
-    buffers = persistent_buffers(engine.module)
-    with safe_open(file, framework="pt") as saved:
-        names = set(saved.keys())
-        differing = buffers.keys() ^ {name.removeprefix("buffer.") for name in names}
-        if differing:
-            return f"{file.name} and the model do not have the same buffers: {', '.join(sorted(differing)[:3])}"
-        for name, buffer in buffers.items():
-            values = saved.get_tensor(f"buffer.{name}")
-            if values.shape != buffer.shape:
-                return f"{name} has shape {tuple(values.shape)} in {file.name} and {tuple(buffer.shape)} in the model"
-            buffer.copy_(values)
-    return None

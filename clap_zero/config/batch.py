@@ -139,6 +139,49 @@ def fill_batch(
     return batch, [batch.sum(world_size), *why]
 
 
+def kept_micro(recorded: Batch, *, world_size: int, over_ranks: bool, largest_micro: int | None) -> int | None:
+    """The micro batch of a continued run, so that what belongs together in a pass stays together on other ranks, too.
+
+    Args:
+        recorded: of the run; its global batch stays.
+        world_size: ranks now.
+        over_ranks: whether what belongs together (BatchNorm) spans the ranks: their micro batches together should stay
+            as large as they were, where memory allows. Otherwise each should.
+        largest_micro: micro batch that memory allows, None if not known.
+
+    Returns:
+        None where neither can stay.
+    """
+    micro, accumulation, whole = recorded.micro, recorded.accumulation, recorded.whole
+    assert whole is not None
+    if over_ranks and micro is not None and accumulation is not None and whole % (accumulation * world_size) == 0:
+        other = whole // (accumulation * world_size)
+        if MIN_PAIRS <= other <= max(micro, largest_micro or 0):
+            return other
+    return micro if micro is not None and whole % (micro * world_size) == 0 else None
+
+
+def refuse_unequal_share(recorded: Batch, *, world_size: int) -> None:
+    """A continued run keeps its global batch, so its ranks have to be able to share it. Raises ConfigError.
+
+    Args:
+        recorded: with the global batch of the run, and what else was given now.
+        world_size: ranks.
+    """
+    assert recorded.whole is not None
+    given = [
+        f" x {what} {number}"
+        for what, number in (("micro", recorded.micro), ("accumulation", recorded.accumulation))
+        if number is not None
+    ]
+    if recorded.whole % (world_size * (recorded.micro or 1) * (recorded.accumulation or 1)):
+        way_out = "another number of ranks" + (" or another micro batch" if given else "")
+        raise ConfigError(
+            f"this run takes {recorded.whole} pairs a step (train_batch_size in its ds_config.json), which is not a "
+            f"multiple of {world_size} ranks{''.join(given)}: start it with {way_out}"
+        )
+
+
 def _lowered_target(target: int, *, world_size: int, num_samples: int, why: list[str]) -> int:
     smallest = MIN_PAIRS * world_size
     if 0 < num_samples < smallest:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from clap_zero.config.batch import Batch, fill_batch, held_bytes, largest_micro_batch
+from clap_zero.config.batch import Batch, fill_batch, held_bytes, kept_micro, largest_micro_batch, refuse_unequal_share
 from clap_zero.config.ds_contradictions import refuse_contradictions
 from clap_zero.config.ds_effects import settle_effects
 from clap_zero.config.ds_json import check_keys, load_ds_json
@@ -181,20 +181,24 @@ def _settle_batch(
     """Writes the three batch numbers into the config; returns the lines that explain them."""
     preset = load_preset(run.model.preset)
     low_precision = any(lookup(config, f"{name}.enabled") for name in ("bf16", "fp16"))
-    given = _given_batch(config, run, before=before, world_size=world_size)
+
+    def largest(held: int) -> int | None:
+        return largest_micro_batch(
+            preset,
+            memory_bytes=machine.memory_bytes,
+            checkpointing=checkpointing,
+            low_precision=low_precision,
+            held=held,
+        )
+
+    given = _given_batch(config, run, before=before, world_size=world_size, largest_micro=largest(0))
 
     def filled(held: int) -> tuple[Batch, list[str]]:
         return fill_batch(
             given,
             world_size=world_size,
             target=preset.global_batch_size,
-            largest_micro=largest_micro_batch(
-                preset,
-                memory_bytes=machine.memory_bytes,
-                checkpointing=checkpointing,
-                low_precision=low_precision,
-                held=held,
-            ),
+            largest_micro=largest(held),
             num_samples=machine.num_samples,
         )
 
@@ -207,7 +211,9 @@ def _settle_batch(
     return why
 
 
-def _given_batch(config: dict[str, Any], run: RunConfig, *, before: Mapping[str, Any], world_size: int) -> Batch:
+def _given_batch(
+    config: dict[str, Any], run: RunConfig, *, before: Mapping[str, Any], world_size: int, largest_micro: int | None
+) -> Batch:
     """The batch numbers that are decided: JSON, then run config, then what the continued run recorded."""
     for name, key, value in (
         (BATCH_KEYS[0], "train.micro_batch_size", run.train.micro_batch_size),
@@ -215,17 +221,16 @@ def _given_batch(config: dict[str, Any], run: RunConfig, *, before: Mapping[str,
     ):
         if value != "auto":
             own(config, name, path=name, value=value, key=key, explicit=(key,))
-    accumulation_absent = BATCH_KEYS[1] not in config
     micro, accumulation, whole = (_number(config.get(name)) for name in BATCH_KEYS)
     recorded = Batch(*(_number(before.get(name)) for name in BATCH_KEYS))
     if whole is None and (micro is None or accumulation is None) and recorded.whole is not None:
         whole = recorded.whole
-    elif whole is None and micro is not None and accumulation_absent:
+        refuse_unequal_share(Batch(micro, accumulation, whole), world_size=world_size)
+    elif whole is None and micro is not None and BATCH_KEYS[1] not in config:
         accumulation = 1  # as DeepSpeed does when only the micro batch is given
     if micro is None and accumulation is None and whole is not None and whole == recorded.whole:
-        once = recorded.micro
-        if once is not None and whole % (once * world_size) == 0:
-            micro = once
+        over_ranks = run.model.batch_norm == "sync" and run.objective.negatives != "local"
+        micro = kept_micro(recorded, world_size=world_size, over_ranks=over_ranks, largest_micro=largest_micro)
     return Batch(micro, accumulation, whole)
 
 

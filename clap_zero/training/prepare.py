@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clap_zero.checkpoint.state import check_layout
+from clap_zero.checkpoint.state import Layout, conversion
 from clap_zero.checkpoint.store import CheckpointStore
 from clap_zero.config.deepspeed import Machine, ResolvedDeepSpeed, load_ds_json, resolve
 from clap_zero.config.load import CommandLine, dump_run_config
@@ -50,6 +50,7 @@ class Settled:
         plan: The length of the run.
         attempt: 1 for the first start of the run.
         resume_from: The checkpoint to load, None for a new run.
+        saved_by: The layout that it is converted from, None where it fits as it is.
     """
 
     run: RunConfig
@@ -60,6 +61,7 @@ class Settled:
     plan: Plan
     attempt: int
     resume_from: Path | None
+    saved_by: Layout | None
 
     @property
     def resumes_itself(self) -> bool:
@@ -182,15 +184,19 @@ def _settle(
     plan = make_plan(resolved, train)
     data = {name: _summary(index) for name, index in (("train", train), ("val", val)) if index is not None}
     resume_from = _checkpoint_to_load(run, CheckpointStore(directory.checkpoints_path))
+    saved_by = None
     if resume_from is not None:
         # Before the configurations are compared: other ranks change numbers there that nobody set.
-        check_layout(resume_from, world_size=world.size, stage=resolved.stage, precision=resolved.precision)
-    directory.check_unchanged(run=run.model_dump(mode="json"), ds=resolved.config, data=data, force=run.force)
+        here = Layout(world.size, resolved.stage, resolved.precision)
+        saved_by = conversion(resume_from, here, config=resolved.config)
+    directory.check_unchanged(
+        run=run.model_dump(mode="json"), ds=resolved.config, data=data, world_size=world.size, force=run.force
+    )
     finished = directory.finished_step()
     if finished is not None and finished >= plan.max_steps:
         print(f"{directory.path} is already complete: {finished} steps. Give another --run_dir for a new run")
         return None
-    settled = Settled(run, resolved, train, val, data, plan, directory.next_attempt(), resume_from)
+    settled = Settled(run, resolved, train, val, data, plan, directory.next_attempt(), resume_from, saved_by)
     if val is not None:
         notes += told_overlap(shards_in_both(train, val))
     notes += told_counts(run.data.blacklist)

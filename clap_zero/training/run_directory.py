@@ -17,30 +17,9 @@ from typing import Any
 
 import yaml
 
-from clap_zero.config.load import diff_configs
-from clap_zero.data.public import public_config
 from clap_zero.errors import ConfigError, LaunchError
 from clap_zero.model import mlp_heads
-
-VOLATILE_KEYS = (
-    *("resume", "force", "run_dir", "ds_config", "wandb", "log", "checkpoint", "evaluate", "distributed"),
-    *("data.workers", "data.log_keys", "data.val", "data.cache_dir", "data.cache_bytes"),
-    *("data.remote_timeout_s", "data.remote_retries", "data.allow_pipe", "data.missing_shards"),
-)
-"""What may differ between two starts of one run: none of it changes what is learnt. A section stands for its keys."""
-
-
-UNRECORDED_OBJECTIVE = {
-    "negatives": "micro",
-    "loss": "softmax",
-    "positives": "off",
-    "label_smoothing": 0.0,
-    "hard_negative_beta": 0.0,
-    "mlp": "auto",
-}
-"""What runs minimised that were recorded before it was a setting; they go on with these flags.
-
-Weights with LAION's heads were refused then."""
+from clap_zero.training.run_changes import changes
 
 OF_THE_MODEL = ("model.preset", "objective.loss")
 """Keys that decide which parameters there are: no checkpoint fits after a change, forced or not."""
@@ -187,13 +166,16 @@ class RunDirectory:
         attempts = [line.get("attempt", 0) for line in read_jsonl(self.metrics_path)]
         return 1 + max(attempts, default=0)
 
-    def check_unchanged(self, *, run: dict[str, Any], ds: dict[str, Any], data: dict[str, Any], force: bool) -> None:
-        """Refuse to continue a run with another configuration.
+    def check_unchanged(
+        self, *, run: dict[str, Any], ds: dict[str, Any], data: dict[str, Any], world_size: int, force: bool
+    ) -> None:
+        """Refuse to continue a run with another configuration. Other ranks and another ZeRO stage are none.
 
         Args:
             run: The resolved run config.
             ds: The resolved DeepSpeed configuration.
             data: Fingerprints and sizes of the data.
+            world_size: Ranks of this start.
             force: Accept the differences.
 
         Raises:
@@ -208,17 +190,11 @@ class RunDirectory:
                 f"{self.path} holds a run, but its config.yaml is gone, so nobody can tell whether this command "
                 "continues it: restore it, give another --run_dir, or --force to continue"
             )
-        if "objective" in run:
-            recorded = old_run.get("objective", UNRECORDED_OBJECTIVE)
-            old_run["objective"] = {"mlp": UNRECORDED_OBJECTIVE["mlp"]} | recorded
-        differences = [
-            *diff_configs(public_config(old_run), public_config(run), ignore=VOLATILE_KEYS),
-            *(f"ds.{line}" for line in diff_configs(self.recorded_ds_config() or {}, ds)),
-            *(
-                f"data on disk: {line}"
-                for line in diff_configs(self._read_json("data.json") or {}, data, ignore=("val",))
-            ),
-        ]
+        differences = changes(
+            {"run": old_run, "ds": self.recorded_ds_config() or {}, "data": self._read_json("data.json") or {}},
+            {"run": run, "ds": ds, "data": data},
+            world_size=world_size,
+        )
         if differences:
             raise ConfigError(
                 f"{self.path} holds a run with another configuration:\n  "

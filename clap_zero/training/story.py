@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from clap_zero.checkpoint.state import Layout
 from clap_zero.config.objective import told_objective
 from clap_zero.data.index import ShardIndex
 from clap_zero.distributed.world import World
@@ -25,9 +26,10 @@ def told_run(settled: Settled, *, world: World) -> list[str]:
         f"length: {plan.max_steps} optimizer steps, {plan.steps_per_epoch} an epoch; {left_over} pairs of each epoch, "
         "others each time, do not fill a step",
         *told_objective(resolved, world_size=world.size),
-        f"BatchNorm: {run.model.batch_norm}",
+        f"BatchNorm: {run.model.batch_norm}{_told_group(settled, world_size=world.size)}",
         f"run: {run.run_dir}, attempt {settled.attempt}, "
         + ("from step 0" if settled.resume_from is None else f"resumed from {settled.resume_from}"),
+        *_told_conversion(settled, world_size=world.size),
     ]
 
 
@@ -44,6 +46,27 @@ def told_idle(world_size: int, num_devices: int) -> list[str]:
         f"warning: one rank, on one of {num_devices} GPUs: `deepspeed --num_gpus {num_devices} -m clap_zero.train ...` "
         "(or torchrun) takes them all; CUDA_VISIBLE_DEVICES=0 says that one is meant"
     ]
+
+
+def _told_group(settled: Settled, *, world_size: int) -> str:
+    """What a BatchNorm in training is computed over; on other ranks it may be another group."""
+    micro = settled.resolved.micro_batch
+    return {
+        "sync": f", over the {micro * world_size} pairs of a micro batch on all ranks",
+        "local": f", over the {micro} pairs of a rank's micro batch",
+        "frozen": "",
+    }[settled.run.model.batch_norm]
+
+
+def _told_conversion(settled: Settled, *, world_size: int) -> list[str]:
+    saved_by, resolved = settled.saved_by, settled.resolved
+    if saved_by is None:
+        return []
+    here = Layout(world_size, resolved.stage, resolved.precision)
+    line = f"its optimizer state is converted from {saved_by} to {here}"
+    if settled.run.model.batch_norm == "local" and saved_by.world_size not in (1, world_size):
+        line += f"; each rank begins with the mean of {saved_by.world_size} ranks' BatchNorm statistics"
+    return [line]
 
 
 def told_data(train: ShardIndex, val: ShardIndex | None) -> list[str]:

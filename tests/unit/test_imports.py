@@ -24,7 +24,7 @@ LAYERS = (
         *("training.metrics", "training.objective", "training.last_words", "training.start_up"),
     ),
     ("training.step", "training.passes"),
-    ("training.loop", "training.hooks", "training.run_directory"),
+    ("training.loop", "training.hooks", "training.run_changes", "training.run_directory"),
     ("hooks",),
     ("training.setup", "training.prepare", "training.story"),
     ("planning",),

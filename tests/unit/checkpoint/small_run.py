@@ -78,7 +78,10 @@ def make_run(
     """Writes a run with one checkpoint of the model; `changes` are sections of its configuration."""
     store = CheckpointStore(run_dir / "checkpoints")
     temporary = store.begin(step)
-    engine = SimpleNamespace(module=model, optimizer=None, device=torch.device("cpu"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1)
+    engine = SimpleNamespace(
+        module=model, optimizer=optimizer, device=torch.device("cpu"), zero_optimization_stage=lambda: 0
+    )
     records, error = write_weights(engine, temporary, max_file_bytes=1_000_000)  # type: ignore[arg-type]
     assert error is None
     state = TrainState(step=step, epoch=0, offset=0, samples=0, world_size=1, stage=2)

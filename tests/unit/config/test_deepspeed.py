@@ -101,7 +101,9 @@ def test_recorded_batch_wins_over_a_new_computation() -> None:
     wider = solve({}, world=4, recorded=first.config)
     assert (wider.micro_batch, wider.accumulation, wider.global_batch) == (8, 1, 32)
     narrow = solve({}, world=1, recorded=first.config)
-    assert (narrow.micro_batch, narrow.accumulation, narrow.global_batch) == (16, 2, 32)
+    assert (narrow.micro_batch, narrow.accumulation, narrow.global_batch) == (32, 1, 32), "BatchNorm's group stays"
+    unknown = solve({}, world=1, machine=Machine(0, 500, "cpu"), recorded=first.config)
+    assert (unknown.micro_batch, unknown.accumulation, unknown.global_batch) == (16, 2, 32), "memory does not grow"
     assert solve({"train_batch_size": 8}, recorded=first.config).global_batch == 8, "what is given wins"
     bf16 = {"bf16": {"enabled": "auto"}}
     assert solve(bf16, machine=CUDA).precision == "bf16"

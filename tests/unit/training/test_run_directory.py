@@ -86,14 +86,14 @@ SAME = {"run": {"train": {"learning_rate": 0.001, "seed": 0}, "data": {"workers"
 
 def test_an_unchanged_configuration_continues(tmp_path: Path) -> None:
     recorded(tmp_path).check_unchanged(
-        **SAME, ds={"zero_optimization": {"stage": 2}}, data={"train": {"fingerprint": "a"}}, force=False
+        **SAME, ds={"zero_optimization": {"stage": 2}}, data={"train": {"fingerprint": "a"}}, world_size=2, force=False
     )
 
 
 def test_what_does_not_change_the_learning_may_differ(tmp_path: Path) -> None:
     run = {"train": {"learning_rate": 0.001, "seed": 0}, "data": {"workers": 0}, "wandb": {"mode": "disabled"}}
     recorded(tmp_path).check_unchanged(
-        run=run, ds={"zero_optimization": {"stage": 2}}, data={"train": {"fingerprint": "a"}}, force=False
+        run=run, ds={"zero_optimization": {"stage": 2}}, data={"train": {"fingerprint": "a"}}, world_size=2, force=False
     )
 
 
@@ -101,14 +101,14 @@ def test_every_difference_is_named_and_force_accepts_it(tmp_path: Path) -> None:
     directory = recorded(tmp_path)
     changed = {
         "run": {"train": {"learning_rate": 0.01, "seed": 0}, "data": {"workers": 2}},
-        "ds": {"zero_optimization": {"stage": 3}},
+        "ds": {"zero_optimization": {"stage": 2}, "gradient_clipping": 2.0},
         "data": {"train": {"fingerprint": "b"}},
     }
     with pytest.raises(ConfigError) as error:
-        directory.check_unchanged(**changed, force=False)
-    for part in ("train.learning_rate: 0.001 -> 0.01", "ds.zero_optimization.stage: 2 -> 3", "fingerprint", "--force"):
+        directory.check_unchanged(**changed, world_size=2, force=False)
+    for part in ("train.learning_rate: 0.001 -> 0.01", "ds.gradient_clipping: absent -> 2.0", "fingerprint", "--force"):
         assert part in str(error.value)
-    directory.check_unchanged(**changed, force=True)
+    directory.check_unchanged(**changed, world_size=2, force=True)
 
 
 @pytest.mark.parametrize(
@@ -134,25 +134,25 @@ def test_force_is_offered_only_where_the_checkpoints_could_still_fit(
     if heads:
         (checkpoint / "mlp_heads.safetensors").touch()
     with pytest.raises(ConfigError) as error:
-        directory.check_unchanged(run=old | changed, ds={}, data={}, force=False)
+        directory.check_unchanged(run=old | changed, ds={}, data={}, world_size=2, force=False)
     assert said in str(error.value)
     checkpoint.rename(directory.path / "gone")
     directory.metrics_path.write_text('{"step": 1, "loss": 2.0}\n')
     with pytest.raises(ConfigError, match="or --force to continue this one with the changes"):
-        directory.check_unchanged(run=old | changed, ds={}, data={}, force=False)
+        directory.check_unchanged(run=old | changed, ds={}, data={}, world_size=2, force=False)
 
 
 def test_a_broken_record_is_an_error_and_not_a_new_run(tmp_path: Path) -> None:
     directory = recorded(tmp_path)
     (tmp_path / "config.yaml").write_text("train: [")
     with pytest.raises(ConfigError, match=r"config.yaml cannot be read"):
-        directory.check_unchanged(run={}, ds={}, data={}, force=False)
+        directory.check_unchanged(run={}, ds={}, data={}, world_size=2, force=False)
 
 
 def test_a_run_without_a_step_may_still_be_corrected(tmp_path: Path) -> None:
     directory = recorded(tmp_path)
     directory.metrics_path.write_text('{"event": "start", "attempt": 1}\n')
-    directory.check_unchanged(run={}, ds={}, data={}, force=False)
+    directory.check_unchanged(run={}, ds={}, data={}, world_size=2, force=False)
 
 
 def test_a_kill_between_the_records_leaves_no_half_run(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_kill_between_the_records_leaves_no_half_run(tmp_path: Path) -> None:
 def test_held_out_data_may_change(tmp_path: Path) -> None:
     directory = recorded(tmp_path)
     data = {"train": {"fingerprint": "a"}, "val": {"fingerprint": "new"}}
-    directory.check_unchanged(**SAME, ds={"zero_optimization": {"stage": 2}}, data=data, force=False)
+    directory.check_unchanged(**SAME, ds={"zero_optimization": {"stage": 2}}, data=data, world_size=2, force=False)
 
 
 def test_a_file_system_without_locks_is_said_and_used(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -203,7 +203,7 @@ def test_a_lost_record_never_lets_a_changed_run_through(tmp_path: Path, content:
     else:
         (tmp_path / "config.yaml").write_text(content)
     with pytest.raises(ConfigError, match=r"config.yaml is (gone|damaged)|config.yaml cannot"):
-        directory.check_unchanged(**SAME, ds={}, data={}, force=False)
+        directory.check_unchanged(**SAME, ds={}, data={}, world_size=2, force=False)
 
 
 def test_a_damaged_finish_mark_is_none(tmp_path: Path) -> None:
@@ -267,10 +267,10 @@ def test_a_renewed_signature_is_no_changed_configuration_and_none_is_printed(tmp
     directory.record(run=json.dumps(with_data("OLD")), ds={}, data={}, private=True)
     directory.metrics_path.write_text('{"step": 1, "loss": 2.0}\n')
     assert stat.S_IMODE((tmp_path / "config.yaml").stat().st_mode) == 0o600
-    directory.check_unchanged(run=with_data("NEW"), ds={}, data={}, force=False)
+    directory.check_unchanged(run=with_data("NEW"), ds={}, data={}, world_size=2, force=False)
     other = {"data": {"train": ["https://host/train/1.tar?sig=NEW", "a"]}}
     with pytest.raises(ConfigError, match=r"data.train: .*train/0.tar.* -> .*train/1.tar") as error:
-        directory.check_unchanged(run=other, ds={}, data={}, force=False)
+        directory.check_unchanged(run=other, ds={}, data={}, world_size=2, force=False)
     assert "?sig" not in str(error.value)
 
 
@@ -292,7 +292,9 @@ def test_a_run_from_before_the_objective_was_a_setting_tells_what_it_minimised(t
     def start(**objective: object) -> None:
         section = {"negatives": "micro", "loss": "softmax", "positives": "off"} | objective
         section = {"label_smoothing": 0.0, "hard_negative_beta": 0.0, "mlp": "auto"} | section
-        directory.check_unchanged(run={"train": {"seed": 1}, "objective": section}, ds={}, data={}, force=False)
+        directory.check_unchanged(
+            run={"train": {"seed": 1}, "objective": section}, ds={}, data={}, world_size=2, force=False
+        )
 
     start()
     with pytest.raises(ConfigError, match='objective.negatives: "micro" -> "global"\n.*objective.positives: "off" -> '):
