@@ -28,8 +28,8 @@ from clap_zero.distributed.listening import allow_files, listen
 from clap_zero.distributed.place import attempt, meeting_address, meeting_port, read_launch_environment
 from clap_zero.errors import LaunchError
 
-FIRST_PORT, NUM_PORTS = 21_000, 8_000
-"""Where lobbies are: below the ports that systems give to outgoing connections, and away from usual MASTER_PORTs."""
+FIRST_PORT, NUM_PORTS = 12_000, 8_000
+"""Where lobbies are: below the ports that systems give to outgoing connections, and away from MASTER_PORTs."""
 
 CALL_TIMEOUT_S, CALL_PAUSE_S = 5.0, 0.3
 SILENT_S = 30

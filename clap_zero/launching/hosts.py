@@ -33,6 +33,8 @@ sys.exit(f"lacks {' and '.join(absent)}" if absent else 0)
 """
 """What the Python of a host is asked: finds packages without importing them. An empty folder has no origin."""
 
+_NO_START = "DeepSpeed's launcher does not start there"
+
 Devices = dict[str, list[int]]
 """Host -> numbers of its devices, one rank each, in the order of the ranks."""
 
@@ -145,11 +147,24 @@ def check_reachable(hosts: Iterable[str], *, ssh_port: int | None) -> None:
         raise LaunchError(trouble)
 
 
+def launcher_trouble(host: str, *, ssh_port: int | None) -> str | None:
+    """Why DeepSpeed's launcher does not start on a host; None where it does, or where that cannot be found out."""
+    python = shlex.quote(sys.executable)
+    question = f"cd {shlex.quote(str(Path.cwd()))} && {python} -c 'import deepspeed.launcher.launch' || exit 84"
+    trouble = _asked(host, question, ssh_port=ssh_port)
+    return trouble if trouble is not None and _NO_START in trouble else None
+
+
 def _trouble(host: str, *, ssh_port: int | None) -> str | None:
     """What is wrong with a host; None for one that is as it has to be."""
     python = shlex.quote(sys.executable)
     question = f"cd {shlex.quote(str(Path.cwd()))} || exit 81; test -x {python} || exit 82; "
     question += f"{python} -c {shlex.quote(_PACKAGES)} || exit 83"
+    return _asked(host, question, ssh_port=ssh_port)
+
+
+def _asked(host: str, question: str, *, ssh_port: int | None) -> str | None:
+    """What a command over ssh finds wrong with a host."""
     # A connection that stays behind for later ones would keep our pipe open. One that is there is used.
     words = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={SSH_TIMEOUT_S}"]
     words += ["-o", "ControlMaster=no", *os.environ.get("PDSH_SSH_ARGS_APPEND", "").split()]  # as pdsh will call it
@@ -181,6 +196,8 @@ def _unreachable(host: str, code: int, said: Sequence[str]) -> str:
         return f"{host} has no {sys.executable}: the environment has to stand under the same path on all hosts"
     if code == 83:
         return f"{host}: {sys.executable} {said[-1].strip() if said else 'does not run'} there: install as on this host"
+    if code == 84:
+        return f"{host}: {_NO_START}: {said[-1].strip() if said else 'without a word'}"
     reason = said[-1].strip() if said else f"ssh ended with {code}"
     return f"{host} cannot be reached over ssh: {reason}; `ssh {host} true` has to work without a password"
 

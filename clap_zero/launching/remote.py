@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -11,11 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clap_zero.errors import ConfigError, LaunchError
-from clap_zero.launching import entry, environment, leftovers, local
+from clap_zero.launching import entry, environment, leftovers, local, watch_pdsh
 from clap_zero.launching.arguments import quote
 from clap_zero.launching.environment import Variable
 from clap_zero.launching.hostfile import HostSlots
-from clap_zero.launching.hosts import Devices, address_towards, check_reachable, is_port_free, is_this_machine
+from clap_zero.launching.hosts import (
+    Devices,
+    address_towards,
+    check_reachable,
+    is_port_free,
+    is_this_machine,
+    launcher_trouble,
+)
 from clap_zero.launching.options import LauncherOptions
 
 TOOLS = {
@@ -60,6 +68,7 @@ def prepare(command: LauncherOptions, active: Devices, *, whole: Sequence[HostSl
     if launcher == "pdsh":
         if not command.get("no_ssh_check"):
             check_reachable(active, ssh_port=command.get("ssh_port"))
+            watch_pdsh.watch(active, ask=functools.partial(launcher_trouble, ssh_port=command.get("ssh_port")))
         command = command.with_options(no_ssh_check=True)
         # ssh takes the first value that it is given: the user's own stays.
         os.environ["PDSH_SSH_ARGS_APPEND"] = f"{os.environ.get('PDSH_SSH_ARGS_APPEND', '')} {SSH_ALIVE}".strip()

@@ -1,4 +1,4 @@
-"""A fault planted in a process: a function that raises on one host, from some call on, or the import of a module.
+"""A fault planted in a process: a function that raises on one host, from some call on.
 
 Copied as `sitecustomize.py` into the directory of a job, which Python finds there because DeepSpeed puts that directory
 on PYTHONPATH; `plant.json` beside it says where: {"host", "module", "function", "after", "message"}.
@@ -30,8 +30,6 @@ class Plant(MetaPathFinder):
         if name != self.plan["module"]:
             return None
         sys.meta_path.remove(self)
-        if not self.plan["function"]:
-            raise ImportError(self.plan["message"])
         spec = importlib.util.find_spec(name)
         assert spec is not None and spec.loader is not None
         run = spec.loader.exec_module
