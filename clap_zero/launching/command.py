@@ -15,25 +15,33 @@ VARIABLE = "CLAP_ZERO_COMMAND"
 def mark() -> None:
     """Leave this process's name in its environment, for the ranks that it starts."""
     pid = os.getpid()
-    os.environ[VARIABLE] = f"{socket.gethostname()}:{pid}:{_began(pid)}"
+    os.environ[VARIABLE] = f"{socket.gethostname()}:{_namespace()}:{pid}:{_began(pid)}"
 
 
 def marked() -> tuple[int, str] | None:
     """The command that this rank belongs to.
 
     Returns:
-        Its process on this host and when that began; None where it is on another host, or cannot be seen from here.
+        Its process on this host and when that began, though it may have ended since; None where it is on another host,
+        or cannot be seen from here.
     """
-    words = os.environ.get(VARIABLE, "").rsplit(":", 2)
-    if len(words) != 3 or words[0] != socket.gethostname() or not words[1].isdecimal():
+    words = os.environ.get(VARIABLE, "").rsplit(":", 3)
+    if len(words) != 4 or words[0] != socket.gethostname() or words[1] != _namespace() or not words[2].isdecimal():
         return None
-    pid, began = int(words[1]), words[2]
-    return (pid, began) if is_alive(pid, began) else None
+    return int(words[2]), words[3]
 
 
 def is_alive(pid: int, began: str) -> bool:
     """Whether a process is still there, and not another one under the same number."""
     return _began(pid) == began != ""
+
+
+def _namespace() -> str:
+    """Within which process numbers mean the same: containers may share the name of their host."""
+    try:
+        return str(Path("/proc/self/ns/pid").stat().st_ino)
+    except OSError:
+        return ""
 
 
 def _began(pid: int) -> str:

@@ -28,7 +28,17 @@ def test_a_command_that_has_ended_is_gone_before_anybody_waits_for_it() -> None:
     process.wait()
 
 
-@pytest.mark.parametrize("value", ["", "elsewhere:1:5", "1:5", "{host}:x:5", "{host}:999999999:5", "{host}:1:0"])
+@pytest.mark.parametrize(
+    "value", ["", "elsewhere:{space}:1:5", "1:5", "{host}:1:5", "{host}:{space}:x:5", "{host}:0:1:5"]
+)
 def test_what_cannot_be_seen_from_here_is_not_watched(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv(command.VARIABLE, value.format(host=command.socket.gethostname()))
+    monkeypatch.setenv(command.VARIABLE, value.format(host=command.socket.gethostname(), space=command._namespace()))
     assert command.marked() is None
+
+
+def test_a_command_that_ended_before_the_rank_began_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import os; from clap_zero.launching import command; command.mark(); print(os.environ[command.VARIABLE])"
+    mark = subprocess.check_output([sys.executable, "-c", program], text=True).strip()
+    monkeypatch.setenv(command.VARIABLE, mark)
+    found = command.marked()
+    assert found is not None and not command.is_alive(*found)
