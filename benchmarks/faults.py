@@ -64,12 +64,13 @@ def render(results: dict[str, dict[str, Any]]) -> str:
 HEAD = """# Faults on several hosts
 
 Two hosts with one rank each (where nothing else is said), made out of network namespaces of one machine with two
-cores; started by `deepspeed --hostfile` over pdsh and ssh, with the limits that are shipped. The fault comes after step
-3, or is there from the start; then the time runs from the command, start-up included. "Gone" means every process on
-every host but sshd. "Named" is what the one line that is shown says; `-` where the fault has no such thing. The code is
-that of the `deepspeed` command: the largest of all hosts, as pdsh gives it; `launch/multi_node.sh` gives the cause's.
-After Ctrl-C pdsh ends its ssh at once and what the ranks say is lost, but their checkpoint is there. Measured by
-`python benchmarks/faults.py`, up to three jobs at a time on these two cores.
+cores; started by `deepspeed --hostfile` over pdsh and ssh, with the limits that are shipped. The fault comes after
+step 3, a second after the ranks have started (killed before they meet), or is there from the start; then the time runs
+from the command, start-up included. "Gone" means every process on every host but sshd. "Named" is what the one line
+that is shown says; `-` where the fault has no such thing. The code is that of the `deepspeed` command: the largest of
+all hosts, as pdsh gives it; `launch/multi_node.sh` gives the cause's. After Ctrl-C pdsh ends its ssh at once and what
+the ranks say is lost, but their checkpoint is there. Measured by `python benchmarks/faults.py`, up to three jobs at a
+time on these two cores.
 
 | fault | all gone after, s | exit code | host named | rank named | cause named | line |
 |---|---|---|---|---|---|---|"""
