@@ -54,8 +54,16 @@ CHAINS = {
 """(ranks, stage, last step) of each start."""
 
 
-@pytest.mark.parametrize("chain", [pytest.param(name, marks=[pytest.mark.long] * ("4" in name)) for name in CHAINS])
-def test_a_run_on_other_ranks_and_at_other_stages(tmp_path: Path, chain: str) -> None:
+@pytest.mark.parametrize(
+    ("chain", "batch_norm"),
+    [
+        ("2 at 2, 1 at 3", "sync"),
+        *(pytest.param(chain, "local", marks=pytest.mark.long) for chain in CHAINS),
+        pytest.param("2 at 2, 4 at 3, 1 at 1", "sync", marks=pytest.mark.long),
+    ],
+)
+def test_a_run_on_other_ranks_and_at_other_stages(tmp_path: Path, chain: str, batch_norm: str) -> None:
+    """With BatchNorm over a rank its micro batch stays; with BatchNorm over all, what they have together does."""
     shards = write_split(tmp_path / "data" / "train", [20, 15])
 
     def start(name: str, world: int, stage: int, until: int) -> None:
@@ -64,7 +72,8 @@ def test_a_run_on_other_ranks_and_at_other_stages(tmp_path: Path, chain: str) ->
             "train.max_steps": NUM_STEPS,
             "data.log_keys": tmp_path / name / "keys",
             "data.workers": 0,
-            "model.batch_norm": "local",
+            "model.batch_norm": batch_norm,
+            "train.micro_batch_size": "auto" if batch_norm == "sync" else 2,
         }
         words = flags(shards, tmp_path / name, preset="tiny", stage=stage, micro=2, **more)
         run_distributed(train_until, world, words, until, timeout_s=200)
@@ -82,5 +91,6 @@ def test_a_run_on_other_ranks_and_at_other_stages(tmp_path: Path, chain: str) ->
     assert max(expected) - min(expected) > 0.05, "the run must move, or the comparison says nothing"
     world, stage, _ = CHAINS[chain][-1]
     recorded = json.loads((tmp_path / "moved" / "ds_config.json").read_text())
-    assert (recorded["train_micro_batch_size_per_gpu"], recorded["gradient_accumulation_steps"]) == (2, 4 // world)
+    micro, accumulation = recorded["train_micro_batch_size_per_gpu"], recorded["gradient_accumulation_steps"]
+    assert (micro, accumulation) == ((BATCH // world, 1) if batch_norm == "sync" else (2, 4 // world))
     assert recorded["train_batch_size"] == BATCH and recorded["zero_optimization"]["stage"] == stage
