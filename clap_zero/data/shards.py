@@ -7,6 +7,7 @@ once. A range that does not fit (the file is older than the shard) is noted once
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
@@ -169,7 +170,10 @@ class ShardReader:
                 raise BadSampleError(
                     f"the index says {shard.num_samples} samples, the shard has {contents.num_complete}"
                 )
-            return read_group(descriptor, contents.keys[sample_id], contents.groups[sample_id])
+            raw = read_group(descriptor, contents.keys[sample_id], contents.groups[sample_id])
+            if not is_remote(shard.path) and _version(descriptor) != version:
+                raise OSError(errno.ESTALE, "it was written anew meanwhile")  # read again, once
+            return raw
 
     def _read_span(self, shard: Shard, sample_id: int) -> RawSample | None:
         """The sample by its byte range; None where the headers of the shard have to be read."""

@@ -107,3 +107,29 @@ def test_reads_that_give_less_than_was_asked_for_are_no_damage(shard, tmp_path, 
     assert [reader.read(shard, number).audio for number in (0, 1)] == [a[0][1], pair("b", 2)[0][1]]
     assert [note for note in reader.take_notes() if "doubled" not in note] == []
     reader.close()
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_a_sample_is_not_made_of_two_versions_of_a_shard(shard, monkeypatch, times):
+    """The shard is written anew in place, with equal layout, between the reads of its sound and its text."""
+    path, original, left = Path(shard.path), os.pread, [times]
+    new = write_tar(
+        path.with_name("new"), [("a.flac", pair("a", 1)[0][1]), ("a.json", b'{"text": "another"}')]
+    ).read_bytes()
+    sound = pair("a", 1)[0][1]
+
+    def pread(descriptor, size, offset):
+        data = original(descriptor, size, offset)
+        if data == sound and left[0]:
+            left[0] -= 1
+            path.write_bytes(new + bytes(512 * left[0]))
+        return data
+
+    monkeypatch.setattr(os, "pread", pread)
+    reader = ShardReader()
+    if times == 1:
+        assert reader.read(shard, 0).texts[".json"] == b'{"text": "another"}'
+    else:
+        with pytest.raises(BadSampleError, match="written anew meanwhile"):
+            reader.read(shard, 0)
+    reader.close()
