@@ -13,7 +13,20 @@ from typing import Any
 import hjson
 
 from clap_zero.config.ds_effects import leave_out_other_stages
-from clap_zero.config.ds_keys import ANY, BOOL, FLOAT, INT, LIST, OLD_NAMES, REMOVED, STR, all_paths, table_at
+from clap_zero.config.ds_keys import (
+    ANY,
+    BOOL,
+    FLOAT,
+    INT,
+    LIST,
+    OLD_NAMES,
+    REMOVED,
+    SECTION,
+    STR,
+    TEXTS,
+    all_paths,
+    table_at,
+)
 from clap_zero.config.ds_paths import assign, lookup
 from clap_zero.config.values import is_holdable, nearest, shown, way_out_of
 from clap_zero.errors import ConfigError
@@ -200,7 +213,7 @@ def _checked_section(
 
 
 def _checked_value(value: Any, path: str, kind: str, where: Where, faults: list[str]) -> Any:
-    if value == "auto":
+    if value == "auto" and kind is not SECTION:
         return value
     is_finite = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
     is_number = is_finite and not isinstance(value, bool) and is_holdable(value)
@@ -210,6 +223,8 @@ def _checked_value(value: Any, path: str, kind: str, where: Where, faults: list[
         BOOL: isinstance(value, bool) or (is_number and value in (0, 1)),
         STR: isinstance(value, str),
         LIST: isinstance(value, list),
+        TEXTS: isinstance(value, list) and all(isinstance(entry, str) for entry in value),
+        SECTION: isinstance(value, Mapping),
     }[kind]
     if not fits:
         is_word = isinstance(value, str) and kind in (INT, FLOAT, BOOL)

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from clap_zero.config.ds_optimizer_params import OPTIMIZER_PARAMS
-from clap_zero.config.ds_side_keys import ANY, BOOL, FLOAT, INT, LIST, SIDE_KEYS, STR
+from clap_zero.config.ds_side_keys import ANY, BOOL, FLOAT, INT, LIST, SECTION, SIDE_KEYS, STR, TEXTS
 from clap_zero.config.ds_torch_schedules import TORCH_SCHEDULES
 
-__all__ = ["ANY", "BOOL", "FLOAT", "INT", "KEYS", "LIST", "REMOVED", "STR", "all_paths", "table_at"]
+__all__ = ["ANY", "BOOL", "FLOAT", "INT", "KEYS", "LIST", "REMOVED", "SECTION", "STR", "TEXTS", "all_paths", "table_at"]
 
 _OFFLOAD = {"device": STR, "nvme_path": STR, "buffer_count": INT, "pin_memory": BOOL}
 
@@ -39,7 +39,7 @@ ZERO = {
         "super_offload": BOOL,
         "cpuadam_cores_perc": FLOAT,
     },
-    "zenflow": ANY,
+    "zenflow": SECTION,
     "sub_group_size": INT,
     "ignore_unused_parameters": BOOL,
     "legacy_stage1": BOOL,
@@ -55,7 +55,7 @@ ZERO = {
     "log_trace_cache_warnings": BOOL,
     "enable_sanity_checks": BOOL,
     "save_muon_momentum_buffer_in_memory": BOOL,
-    "leaf_module": ANY,
+    "leaf_module": SECTION,
 }
 for _name, _kind in (
     ("prefetch_bucket_size", INT),
@@ -128,8 +128,8 @@ KEYS: dict[str, Any] = {
         "min_loss_scale": INT,
         "fp16_master_weights_and_grads": BOOL,
     },
-    "torch_autocast": {"enabled": BOOL, "dtype": STR, "lower_precision_safe_modules": LIST},
-    "data_types": {"grad_accum_dtype": STR, "param_dtype": STR, "buffer_dtype": STR, "keep_in_fp32_modules": ANY},
+    "torch_autocast": {"enabled": BOOL, "dtype": STR, "lower_precision_safe_modules": TEXTS},
+    "data_types": {"grad_accum_dtype": STR, "param_dtype": STR, "buffer_dtype": STR, "keep_in_fp32_modules": TEXTS},
     "optimizer": {"type": STR, "params": ANY, "legacy_fusion": BOOL},
     "scheduler": {"type": STR, "params": ANY},
     "activation_checkpointing": {
@@ -144,9 +144,9 @@ KEYS: dict[str, Any] = {
         "tag_validation": STR,
         "load_universal": BOOL,
         "use_node_local_storage": BOOL,
-        "parallel_write": ANY,
+        "parallel_write": SECTION,
         "checkpoint_serialization": BOOL,
-        "writer": ANY,
+        "writer": SECTION,
     },
     "wall_clock_breakdown": BOOL,
     "memory_breakdown": BOOL,

@@ -25,6 +25,7 @@ DTYPE_OF = {name: dtype for dtype, names in _DTYPES.items() for name in names}
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "communication_data_type": ("fp32", "bf16", "fp16"),
+    "seq_parallel_communication_data_type": ("fp32", "bf16", "fp16"),
     "data_types.grad_accum_dtype": tuple(DTYPE_OF),
     "data_types.param_dtype": tuple(DTYPE_OF),
     "data_types.buffer_dtype": tuple(DTYPE_OF),
@@ -53,6 +54,15 @@ LEAST: dict[str, float] = {
     "zero_optimization.stage3_max_live_parameters": 0,
     "zero_optimization.stage3_max_reuse_distance": 0,
     "zero_optimization.zero_hpz_partition_size": 0,
+    **dict.fromkeys(
+        (
+            *("zero_optimization.max_live_parameters", "zero_optimization.max_reuse_distance"),
+            *("zero_optimization.prefetch_bucket_size", "zero_optimization.param_persistence_threshold"),
+            "zero_optimization.model_persistence_threshold",
+            "zero_optimization.stage3_model_persistence_threshold",
+        ),
+        0,
+    ),
     "flops_profiler.profile_step": 1,
 }
 """Smallest value of a number, where DeepSpeed would stop at less or divide by it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
-from clap_zero.config.ds_keys import ANY, kind_at
+from clap_zero.config.ds_keys import ANY, SECTION, kind_at
 from clap_zero.config.ds_paths import assign, lookup
 from clap_zero.config.ds_ranges import DTYPE_OF
 from clap_zero.config.values import shown
@@ -71,13 +71,13 @@ def auto_paths(ds: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Dotted paths at which "auto" has to be filled; in what is passed on to DeepSpeed it is a value of its own."""
     for name, value in ds.items():
         path = f"{prefix}{name}"
-        if kind_at(path) is ANY and not path.endswith(".params"):
+        if kind_at(path) in (ANY, SECTION) and not path.endswith(".params"):
             continue
         if isinstance(value, Mapping):
             yield from auto_paths(value, f"{path}.")
         elif isinstance(value, list) and "auto" in value:
             yield f"{path}[{value.index('auto')}]"
-        elif value == "auto":
+        elif value == "auto" and path != "data_types.keep_in_fp32_modules":
             yield path
 
 

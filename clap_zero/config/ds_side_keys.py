@@ -10,8 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 INT, FLOAT, BOOL, STR, LIST = "a whole number", "a number", "true or false", "a text", "a list"
+TEXTS = "a list of texts"
+SECTION = "a section in braces"
+"""A section that is passed on untouched."""
 ANY = "anything"
-"""A key or section that is passed on untouched."""
+"""A key that is passed on untouched."""
 
 SIDE_KEYS: dict[str, Any] = {
     "tensorboard": {"enabled": BOOL, "output_path": STR, "job_name": STR},
@@ -65,7 +68,7 @@ SIDE_KEYS: dict[str, Any] = {
     },
     **dict.fromkeys(
         ("autotuning", "hybrid_engine", "data_efficiency", "weight_quantization", "tensor_parallel", "expert_parallel"),
-        ANY,
+        SECTION,
     ),
-    "datastates_ckpt": ANY,
+    "datastates_ckpt": SECTION,
 }

@@ -133,6 +133,9 @@ def test_numbers_that_json_has_not_are_named(tmp_path: Path, text: str) -> None:
         ('{"bf16": {\n"enabled": True,\n}}', "true or false is needed: write true, in lower case and without quotes"),
         ('{"bf16":\n{"enabled":True}}', "ds.json:2: True is Python's word, in JSON it is true"),
         ('{"bf16": {"enabled": "yes"}}', "true or false is needed: write true"),
+        ('{"autotuning": true}', "autotuning is true, a section in braces is needed"),
+        ('{"hybrid_engine": "auto"}', 'hybrid_engine is "auto", a section in braces is needed'),
+        ('{"data_types": {"keep_in_fp32_modules": [1]}}', "keep_in_fp32_modules is [1], a list of texts is needed"),
         ('{"train_batch_size": "Auto"}', 'a whole number is needed: write "auto", in lower case'),
     ],
 )

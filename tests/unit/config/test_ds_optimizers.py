@@ -62,6 +62,12 @@ def test_what_passes_can_be_used(kind: str) -> None:
         ("Adagrad", {}, {"stage": 2}, "optimizer.type Adagrad at zero_optimization.stage 2: "),
         ("Muon", {}, {"stage": 3}, "needs whole gradients: set zero_optimization.reduce_scatter to false"),
         ("Muon", {"muon_lr": 0.02}, {"scheduler": {"type": "WarmupLR"}}, "muon_lr does nothing beside scheduler.type"),
+        (
+            "AdamW",
+            {},
+            {"stage": 3, "zero": {"prefetch_bucket_size": -1}},
+            "zero_optimization.prefetch_bucket_size is -1: 0 or more is needed",
+        ),
         ("FusedAdam", {}, {}, "optimizer.type FusedAdam is not known: did you mean AdamW?"),
         ("AdamW", {}, {"fp16": {"enabled": True, "min_loss_scale": 1e9}}, "the scale begins below it, at 65536"),
         ("MuAdam", {}, {"zero_allow_untested_optimizer": True}, "needs base shapes of the mup package"),
