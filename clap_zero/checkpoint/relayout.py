@@ -191,6 +191,8 @@ def _states(engine: DeepSpeedEngine, ours: list[Tensor], saved: _Saved) -> list[
     if differing is not None:
         raise CheckpointError(f"{differing} of {type(optimizer).__name__} differs between weights")
     as_tensors = type(optimizer).__module__.startswith("torch.")
+    # As torch's own load_state_dict does: there the kernels read the step.
+    on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
     for master in (master for master in ours if master.requires_grad):
         state = optimizer.state[master]
         for key in tensors:
@@ -202,7 +204,7 @@ def _states(engine: DeepSpeedEngine, ours: list[Tensor], saved: _Saved) -> list[
             if torch.is_tensor(state.get(key)):
                 state[key].fill_(value)
             elif as_tensors:
-                state[key] = torch.tensor(value, dtype=torch.float32)
+                state[key] = torch.tensor(value, dtype=torch.float32, device=master.device if on_device else "cpu")
             else:
                 state[key] = int(value) if value.is_integer() else value
     return [optimizer.state.get(master, {}) for master in ours]

@@ -49,6 +49,7 @@ def keys_of_steps(folder: Path) -> dict[int, list[str]]:
 CHAINS = {
     "2 at 2, 1 at 3": [(2, 2, 2), (1, 3, NUM_STEPS)],
     "2 at 2, 4 at 3, 1 at 1": [(2, 2, 2), (4, 3, 5), (1, 1, NUM_STEPS)],
+    "1 at 0, 2 at 3": [(1, 0, 3), (2, 3, NUM_STEPS)],
     "4 at 3, 2 at 0, 4 at 2": [(4, 3, 1), (2, 0, 6), (4, 2, NUM_STEPS)],
 }
 """(ranks, stage, last step) of each start."""

@@ -267,6 +267,7 @@ def test_an_optimizer_in_cpu_memory(tmp_path: Path, stage: int) -> None:
 
 
 OPTIMIZERS = {
+    "AdamW": {"lr": 1e-2, "eps": 1e-4, "torch_adam": True, "fused": True},
     "SGD": {"lr": 1e-2, "momentum": 0.9},
     "Adagrad": {"lr": 1e-2, "eps": 1e-4},
     "NAdam": {"lr": 1e-2, "eps": 1e-4},
