@@ -23,7 +23,7 @@ from clap_zero import phases
 from clap_zero.distributed.hub_ends import Center, Outpost
 from clap_zero.distributed.hub_judge import Verdict, told_ranks
 from clap_zero.distributed.hub_messages import Line
-from clap_zero.distributed.hub_station import LEAVE_AFTER_S, MOST_TOLD, Settings, Station
+from clap_zero.distributed.hub_station import LEAVE_AFTER_S, MOST_TOLD, POST_TIMEOUT_S, Settings, Station
 from clap_zero.distributed.listening import allow_files, listen
 from clap_zero.distributed.place import attempt, meeting_address, meeting_port, read_launch_environment
 from clap_zero.errors import LaunchError
@@ -121,10 +121,11 @@ class Lobby:
         station = self._station
         if not isinstance(station, Reception):
             return ""
-        peers = [peer for peer in station.judge.peers.values() if peer.phase in _ON_THE_WAY]
+        known = list(station.judge.peers.values())  # at once: the watchdog's thread may add one
+        peers = [peer for peer in known if peer.phase in _ON_THE_WAY]
         parts = [f"{peer.name} is still in {peer.place}" for peer in peers[:3]]
         if station.missing:
-            hosts = sorted({peer.host for peer in station.judge.peers.values()})
+            hosts = sorted({peer.host for peer in known})
             came = f"{', '.join(hosts[:6])}{' and others' if len(hosts) > 6 else ''}"
             parts.append(f"{told_ranks(sorted(station.missing))} never came (there are ranks on {came})")
         return "".join(f"; {part}" for part in parts)
@@ -174,9 +175,18 @@ class Lobby:
     def close(self) -> None:
         """Ends all connections; the others know that this rank has met them."""
         station, self._station = self._station, None
-        if station is not None:
-            station.say({"goodbye": True})
-            station.flush()
+        if station is None:
+            return
+        station.say({"goodbye": True})
+        station.flush()
+        # A close with unread beats resets the connection: a goodbye that the network lost would not be sent again.
+        until = time.monotonic() + POST_TIMEOUT_S
+        try:
+            while isinstance(station, Outpost) and station.is_welcome and time.monotonic() < until:
+                if station.goodbye_heard.is_set():
+                    break
+                station.poll(0.05)
+        finally:
             station.close()
 
     def _tell_of_failure(self, station: Reception | Outpost, failure: dict[str, Any]) -> None:
@@ -210,7 +220,7 @@ class Lobby:
     def _call(self) -> None:
         while not self._has_met.is_set():
             time.sleep(CALL_PAUSE_S)
-            with contextlib.suppress(OSError):  # not there yet, or behind a firewall
+            with contextlib.suppress(OSError, ValueError):  # not there yet, behind a firewall, or no name at all
                 connection = socket.create_connection((self._address, self._port), timeout=CALL_TIMEOUT_S)
                 _keep_alive(connection)
                 self._station = Outpost(
@@ -255,5 +265,6 @@ def _keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": SILENT_S * 1000}
     for name, value in options.items():
-        if hasattr(socket, name):  # Linux has them all
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        if hasattr(socket, name):  # Linux has them all, but not each sandbox that calls itself so
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -185,6 +185,9 @@ class Watchdog:
             # As below: without it, too, the ranks can meet.
             _print(f"clap_zero: warning: this rank is watched only after all have met: {type(error).__name__}: {error}")
             self._lobby = None
+            lobby.leave()
+            with contextlib.suppress(OSError, ValueError):
+                lobby.close()  # kept open and unread, the connection would break one day: a death to the others
             return
         if verdict is not None and self._verdict is None:
             self._verdict, self._verdict_time = verdict, time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ from clap_zero.distributed import lobby as module
 from clap_zero.distributed.hub_judge import Verdict
 from clap_zero.distributed.hub_station import Settings
 from clap_zero.distributed.lobby import Lobby, lobby_port
+from clap_zero.hooks.watchdog import Watchdog
 
 
 class Bed:
@@ -28,13 +30,15 @@ class Bed:
         self.lobbies: dict[int, Lobby] = {}
         self.verdicts: dict[int, Verdict] = {}
         self._gone: set[int] = set()
+        self._threads: dict[int, threading.Thread] = {}
         self._is_open = True
 
     def enter(self, rank: int, *, size: int = 2, mark: str = "job") -> Lobby:
         settings = Settings(rank, size, f"node{rank}", None, None, Path())
         made = Lobby(settings, address="127.0.0.1", port=self.port, mark=mark, warn=self.warnings.append)
         self.lobbies[rank] = made
-        threading.Thread(target=self._poll, args=(rank, made), daemon=True).start()
+        self._threads[rank] = threading.Thread(target=self._poll, args=(rank, made), daemon=True)
+        self._threads[rank].start()
         return made
 
     def _poll(self, rank: int, lobby: Lobby) -> None:
@@ -46,13 +50,11 @@ class Bed:
 
     def die(self, rank: int) -> None:
         """Let the connections of a rank end without a word."""
-        self._gone.add(rank)
         lobby = self.lobbies.pop(rank)
-        lobby.say = lambda message: None  # type: ignore[method-assign]
-        station = lobby._station
+        station, lobby._station = lobby._station, None  # before its thread ends, which would say goodbye
         assert station is not None
-        lobby._station = None
-        time.sleep(0.1)  # its thread has seen it
+        self._gone.add(rank)
+        self._threads[rank].join(5)
         station.close()
 
     def wait(self, condition: Callable[[], Any], *, at_most_s: float = 5) -> bool:
@@ -69,6 +71,8 @@ class Bed:
 
     def close(self) -> None:
         self._is_open = False
+        for lobby in self.lobbies.values():
+            lobby.leave()  # or its opener calls for ever
         time.sleep(0.05)
 
 
@@ -204,3 +208,40 @@ def test_lobbies_are_away_from_usual_ports() -> None:
     ports = [lobby_port(port) for port in range(1, 65536)]
     assert min(ports) == 12_000 and max(ports) == 19_999
     assert lobby_port(29500) != lobby_port(29501)
+
+
+def test_a_goodbye_is_heard_before_the_connection_ends(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closed with beats unread, a connection is reset, and a goodbye that was lost on its way with it."""
+    first, second = bed.enter(0), bed.enter(1)
+    assert bed.wait(bed.all_here)
+    heard: list[bool] = []
+    station = second._station
+    assert station is not None
+    close = station.close
+    monkeypatch.setattr(station, "close", lambda: (heard.append(station.goodbye_heard.is_set()), close()))
+    second.leave(), first.leave()
+    assert bed.wait(lambda: heard and first.is_over)
+    assert heard == [True] and not bed.verdicts
+
+
+def test_an_address_that_is_no_name_raises_nothing(bed: Bed) -> None:
+    lobby = Lobby(Settings(1, 2, "a", None, None, Path()), address="a..b", port=1, mark="", warn=bed.warnings.append)
+    time.sleep(0.2)
+    assert lobby._opener.is_alive()
+    lobby.leave()
+    lobby._opener.join(5)
+    assert not lobby._opener.is_alive()
+
+
+def test_a_watch_that_breaks_says_goodbye(bed: Bed) -> None:
+    """A connection that is kept and not read breaks one day, which would be a death in the middle of the run."""
+    bed.enter(0)
+    settings = Settings(1, 2, "node1", None, None, Path())
+    lobby = Lobby(settings, address="127.0.0.1", port=bed.port, mark="job", warn=bed.warnings.append)
+    while lobby._station is None or not lobby._station.is_welcome:
+        lobby.poll(0.02)
+    lobby._station.selector.close()
+    Watchdog(parent=os.getppid())._ask_lobby(lobby, 0)
+    reception = bed.lobbies[0]._station
+    assert bed.wait(lambda: reception.is_empty)
+    assert not bed.verdicts
