@@ -27,7 +27,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from clap_zero.checkpoint.engine_files import ENGINE_TAG
-from clap_zero.checkpoint.layout import Piece, base_optimizer, is_scalar, masters, pieces
+from clap_zero.checkpoint.layout import Piece, base_optimizer, is_scalar, masters, pieces, why_fixed
 from clap_zero.distributed.collectives import all_gather_objects, rank_and_size
 from clap_zero.errors import CheckpointError
 
@@ -62,6 +62,28 @@ def describe(engine: DeepSpeedEngine) -> str:
     """This rank's pieces as text, for `METADATA`; of equal ranks (stage 0) those of rank 0."""
     alike = engine.zero_optimization_stage() == 0
     return json.dumps([] if alike and rank_and_size()[0] else list(pieces(engine)), separators=(",", ":"))
+
+
+def is_reordered(engine: DeepSpeedEngine, path: Path, manifest: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint of the engine's ranks, stage and precision has its weights in another order.
+
+    Collective: all ranks must call.
+
+    Raises:
+        CheckpointError: On every rank: it has, and its optimizer state cannot be converted.
+    """
+    if why_fixed(engine.config) is not None:
+        return False
+    with safe_open(path / f"rank-{rank_and_size()[0]:05d}.safetensors", framework="pt") as file:
+        there = (file.metadata() or {}).get(METADATA)  # None of an earlier version, or of a state that stays
+    if not any(all_gather_objects(there not in (None, describe(engine)))):
+        return False
+    if fixed := manifest["fixed_layout"]:
+        raise CheckpointError(
+            f"checkpoint {path} has its weights in another order than this run, and its optimizer state cannot be "
+            f"converted: {fixed}. Give round_robin_gradients and sub_group_size of zero_optimization as they were"
+        )
+    return True
 
 
 def restore(engine: DeepSpeedEngine, path: Path, manifest: Mapping[str, Any]) -> None:

@@ -167,7 +167,8 @@ def load(engine: DeepSpeedEngine, path: Path) -> TrainState:
     there = conversion(path, here, config=engine.config)
     state = read_train_state(path)
     problem = None
-    if there is not None:
+    # Where neither differs, a setting may: DeepSpeed, which reads by position, would mix up the weights.
+    if there is not None or relayout.is_reordered(engine, path, manifest):
         relayout.restore(engine, path, manifest)
     elif engine.load_checkpoint(str(path), tag=ENGINE_TAG)[0] is None:
         problem = "DeepSpeed found nothing to load"
