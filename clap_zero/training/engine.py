@@ -38,15 +38,15 @@ class Engine:
         import deepspeed
 
         deepspeed.utils.logger.setLevel(logging.WARNING)
-        groups = parameter_groups(model, weight_decay=resolved.config["optimizer"]["params"]["weight_decay"])
+        params = resolved.config["optimizer"]["params"]
+        groups = parameter_groups(model, weight_decay=params["weight_decay"])
         with phase("engine"):
             self.deepspeed, _, _, self._json_scheduler = deepspeed.initialize(
                 model=model, model_parameters=groups, config=resolved.config, dist_init_required=False
             )
             allocate_moments(self.deepspeed)
-        peak = resolved.run.train.learning_rate
         # Muon's halves may have rates of their own; the schedule moves all of them alike.
-        self._shares = [group["lr"] / peak for group in self.deepspeed.optimizer.param_groups]
+        self._shares = [group["lr"] / params["lr"] for group in self.deepspeed.optimizer.param_groups]
         self.forward_timer = DeviceTimer(on_device=world.device.type == "cuda" and resolved.stage < 3)
         self._unmanaged_norm: float | None = None
         self._norm_is_ours = resolved.stage == 0 and resolved.precision == "fp32"
