@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -15,6 +17,8 @@ from typing import Any
 import torch.distributed
 
 _SCHEME = "clap-zero"
+_NEWEST = "clap-zero/newest"
+_POLL_S = 0.2
 
 
 def rendezvous_method() -> str | None:
@@ -28,14 +32,42 @@ def rendezvous_method() -> str | None:
     return f"{_SCHEME}://"
 
 
+def agreed_corner(store: torch.distributed.Store, *, rank: int, size: int, timeout: timedelta) -> str:
+    """A name that the ranks of this attempt have in common and those of no other. Collective: all ranks must call.
+
+    torchrun gives none: TORCHELASTIC_RESTART_COUNT counts the failures of one host's agent, and hosts that were not
+    at fault, or that came instead of another, have a lower count. So rank 0 thinks of a name, all others call under it,
+    and rank 0 answers each call: a name that an earlier attempt left behind answers nobody.
+
+    Raises:
+        RuntimeError: A rank did not come in time.
+    """
+    if rank == 0:
+        corner = secrets.token_hex(8)
+        store.set(_NEWEST, corner)
+        for other in range(1, size):
+            call = f"{corner}/call-of-{other}"
+            store.wait([call], timeout)
+            store.set(f"{corner}/answer-to-{store.get(call).decode()}", "")
+        return corner
+    own, called, until = secrets.token_hex(8), "", time.monotonic() + timeout.total_seconds()
+    store.wait([_NEWEST], timeout)
+    while time.monotonic() < until:
+        corner = store.get(_NEWEST).decode()
+        if corner != called:
+            store.set(f"{corner}/call-of-{rank}", own)
+            called = corner
+        if store.check([f"{corner}/answer-to-{own}"]):
+            return corner
+        time.sleep(_POLL_S)
+    raise RuntimeError(f"rank 0 did not come within {timeout.total_seconds():g} s")
+
+
 def _own_corner_of_the_store(
     url: str, timeout: timedelta = timedelta(minutes=30), **_: Any
 ) -> Iterator[tuple[torch.distributed.Store, int, int]]:
-    """torch's env:// rendezvous, with every key behind a name of this attempt.
-
-    Hosts that come or go start a new attempt under the same count, but with another number of ranks.
-    """
+    """torch's env:// rendezvous, with every key behind a name of this attempt."""
     store, rank, size = next(iter(torch.distributed.rendezvous("env://", timeout=timeout)))
-    attempt = f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-of-{size}"
-    yield torch.distributed.PrefixStore(attempt, store), rank, size
+    corner = agreed_corner(store, rank=rank, size=size, timeout=timeout)
+    yield torch.distributed.PrefixStore(corner, store), rank, size
     raise RuntimeError("a second rendezvous of one process is not possible")

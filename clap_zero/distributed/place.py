@@ -87,9 +87,12 @@ def meeting_port() -> int:
 
 
 def attempt() -> str:
-    """What the ranks of one start of a job have in common, and those of another job or start on that machine do not."""
+    """What the ranks of a job have in common, and those of another job on that machine do not.
+
+    No count of restarts: each agent of torchrun has its own.
+    """
     size = read_launch_environment().size
-    return f"{meeting_port()} {size} {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return f"{meeting_port()} {size} {os.environ.get('TORCHELASTIC_RUN_ID', '')}"
 
 
 def was_launched() -> bool:
