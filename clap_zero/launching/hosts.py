@@ -147,10 +147,16 @@ def check_reachable(hosts: Iterable[str], *, ssh_port: int | None) -> None:
         raise LaunchError(trouble)
 
 
-def launcher_trouble(host: str, *, ssh_port: int | None) -> str | None:
-    """Why DeepSpeed's launcher does not start on a host; None where it does, or where that cannot be found out."""
+def launcher_trouble(host: str, *, ssh_port: int | None, variables: Mapping[str, str]) -> str | None:
+    """Why DeepSpeed's launcher does not start on a host; None where it does, or where that cannot be found out.
+
+    Args:
+        variables: What DeepSpeed hands over, such as a LD_LIBRARY_PATH that the libraries need: name -> what a shell
+            reads between double quotes.
+    """
     python = shlex.quote(sys.executable)
-    question = f"cd {shlex.quote(str(Path.cwd()))} && {python} -c 'import deepspeed.launcher.launch' || exit 84"
+    question = "".join(f'export {name}="{value}"; ' for name, value in variables.items())
+    question += f"cd {shlex.quote(str(Path.cwd()))} && {python} -c 'import deepspeed.launcher.launch' || exit 84"
     trouble = _asked(host, question, ssh_port=ssh_port)
     return trouble if trouble is not None and _NO_START in trouble else None
 

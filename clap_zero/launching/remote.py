@@ -65,14 +65,18 @@ def prepare(command: LauncherOptions, active: Devices, *, whole: Sequence[HostSl
     if here and launcher != "slurm" and not is_port_free(local.port_of(command)):
         raise LaunchError(local.port_taken(local.port_of(command)))
     command = _with_address(command, active, launcher=launcher, here=here)
+    variables = environment.gather()
     if launcher == "pdsh":
         if not command.get("no_ssh_check"):
-            check_reachable(active, ssh_port=command.get("ssh_port"))
-            watch_pdsh.watch(active, ask=functools.partial(launcher_trouble, ssh_port=command.get("ssh_port")))
+            ssh_port = command.get("ssh_port")
+            check_reachable(active, ssh_port=ssh_port)
+            shown = environment.pack(variables, shell=True).shown
+            known = {name: value.replace("%%", "%") for name, value in shown.items()}  # doubled for pdsh alone
+            ask = functools.partial(launcher_trouble, ssh_port=ssh_port, variables=known)
+            watch_pdsh.watch(active, ask=ask)
         command = command.with_options(no_ssh_check=True)
         # ssh takes the first value that it is given: the user's own stays.
         os.environ["PDSH_SSH_ARGS_APPEND"] = f"{os.environ.get('PDSH_SSH_ARGS_APPEND', '')} {SSH_ALIVE}".strip()
-    variables = environment.gather()
     if launcher != "pdsh":
         # pdsh's launch.py sets these for its ranks; the others leave them to us.
         variables["MASTER_ADDR"] = Variable(str(command.get("master_addr")))

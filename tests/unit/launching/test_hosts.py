@@ -11,6 +11,7 @@ import pytest
 
 from clap_zero.errors import LaunchError
 from clap_zero.launching import hosts, local
+from clap_zero.launching.environment import Variable, pack
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +38,25 @@ def test_hosts_are_asked_without_a_master_and_many_at_once(tmp_path: Path, monke
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may listen everywhere")
+def test_a_launcher_is_asked_for_with_its_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the LD_LIBRARY_PATH of .deepspeed_env it would not start, and a job that ends well be called broken."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nfor question; do :; done\nexec sh -c "$question"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    launcher = tmp_path / "libraries" / "deepspeed" / "launcher"
+    launcher.mkdir(parents=True)
+    for package in (launcher.parent, launcher):
+        (package / "__init__.py").touch()
+    refusal = "import os\nif os.environ.get('NEEDED') != 'a $b':\n    raise ImportError('no a')\n"
+    (launcher / "launch.py").write_text(refusal)
+    path = {"PYTHONPATH": str(tmp_path / "libraries")}
+    told = hosts.launcher_trouble("node2", ssh_port=None, variables=path)
+    assert told == "node2: DeepSpeed's launcher does not start there: ImportError: no a"
+    needed = pack({"NEEDED": Variable("a $b")}, shell=True).shown
+    assert hosts.launcher_trouble("node2", ssh_port=None, variables={**path, **needed}) is None
+
+
 def test_a_port_of_root_is_not_called_taken() -> None:
     assert hosts.port_trouble(80) == "needs more rights than you have"
 
