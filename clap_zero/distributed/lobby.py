@@ -28,10 +28,10 @@ from clap_zero.distributed.listening import allow_files, listen
 from clap_zero.distributed.place import attempt, meeting_address, meeting_port, read_launch_environment
 from clap_zero.errors import LaunchError
 
-FIRST_PORT, NUM_PORTS = 12_000, 8_000
+FIRST_PORT, NUM_PORTS = 11_900, 8_000
 """Where lobbies are: below the ports that systems give to outgoing connections, and away from MASTER_PORTs."""
 
-CALL_TIMEOUT_S, CALL_PAUSE_S = 5.0, 0.3
+CALL_TIMEOUT_S, CALL_PAUSE_S, MOST_PAUSE_S = 5.0, 0.3, 2.0
 SILENT_S = 30
 """A host that answers nothing for so long, its kernel included, is gone."""
 
@@ -127,7 +127,8 @@ class Lobby:
         if station.missing:
             hosts = sorted({peer.host for peer in known})
             came = f"{', '.join(hosts[:6])}{' and others' if len(hosts) > 6 else ''}"
-            parts.append(f"{told_ranks(sorted(station.missing))} never came (there are ranks on {came})")
+            ranks = told_ranks(sorted(station.missing))
+            parts.append(f"{ranks} never came, or cannot call port {self._port} (there are ranks on {came})")
         return "".join(f"; {part}" for part in parts)
 
     # ---- for the watchdog's thread
@@ -218,8 +219,10 @@ class Lobby:
         self._station = Reception(self.settings, listener=listener, token=self._mark, warn=self._warn)
 
     def _call(self) -> None:
+        pause_s = CALL_PAUSE_S
         while not self._has_met.is_set():
-            time.sleep(CALL_PAUSE_S)
+            time.sleep(pause_s)
+            pause_s = min(1.2 * pause_s, MOST_PAUSE_S)  # a thousand ranks may wait for rank 0
             with contextlib.suppress(OSError, ValueError):  # not there yet, behind a firewall, or no name at all
                 connection = socket.create_connection((self._address, self._port), timeout=CALL_TIMEOUT_S)
                 _keep_alive(connection)

@@ -18,7 +18,7 @@ def launcher_ancestors(parent: int) -> list[tuple[int, Callable[[], bool]]]:
     that was sent to the background outlives them.
     """
     watched: list[tuple[int, Callable[[], bool]]] = [(parent, lambda: os.getppid() == parent)]
-    if (above_all := command.marked()) is not None:
+    if (above_all := command.take_mark()) is not None:
         watched.append((above_all[0], partial(command.is_alive, *above_all)))
     if "deepspeed.launcher.launch" in _command_line(parent):
         grandparent = _parent_of(parent)

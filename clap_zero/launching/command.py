@@ -18,14 +18,14 @@ def mark() -> None:
     os.environ[VARIABLE] = f"{socket.gethostname()}:{_namespace()}:{pid}:{_began(pid)}"
 
 
-def marked() -> tuple[int, str] | None:
-    """The command that this rank belongs to.
+def take_mark() -> tuple[int, str] | None:
+    """The command that this rank belongs to, taken out of the environment: a job that a rank submits is not its own.
 
     Returns:
         Its process on this host and when that began, though it may have ended since; None where it is on another host,
         or cannot be seen from here.
     """
-    words = os.environ.get(VARIABLE, "").rsplit(":", 3)
+    words = os.environ.pop(VARIABLE, "").rsplit(":", 3)
     if len(words) != 4 or words[0] != socket.gethostname() or words[1] != _namespace() or not words[2].isdecimal():
         return None
     return int(words[2]), words[3]

@@ -37,7 +37,6 @@ def test_hosts_are_asked_without_a_master_and_many_at_once(tmp_path: Path, monke
     assert "-o ControlMaster=no -i key -p 7 host0 cd " in Path("asked").read_text()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may listen everywhere")
 def test_a_launcher_is_asked_for_with_its_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the LD_LIBRARY_PATH of .deepspeed_env it would not start, and a job that ends well be called broken."""
     ssh = tmp_path / "ssh"
@@ -57,6 +56,7 @@ def test_a_launcher_is_asked_for_with_its_variables(tmp_path: Path, monkeypatch:
     assert hosts.launcher_trouble("node2", ssh_port=None, variables={**path, **needed}) is None
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may listen everywhere")
 def test_a_port_of_root_is_not_called_taken() -> None:
     assert hosts.port_trouble(80) == "needs more rights than you have"
 
