@@ -18,8 +18,12 @@ VOLATILE_KEYS = (
 """What may differ between two starts of one run: none of it changes what is learnt. A section stands for its keys."""
 
 MICRO, ACCUMULATION, WHOLE = BATCH_KEYS
-LAYOUT_KEYS = ("zero_optimization", "data_types", MICRO, ACCUMULATION)
-"""What of the DeepSpeed configuration follows the number of ranks and the ZeRO stage; the global batch does not."""
+LAYOUT_KEYS = ("zero_optimization", MICRO, ACCUMULATION)
+"""What of the DeepSpeed configuration follows the number of ranks and the ZeRO stage; the global batch does not.
+
+Stage 0 has a `data_types` of its own, too."""
+QUANTIZED = "zero_quantized_"
+"""In front of the keys of `zero_optimization` that round weights or gradients."""
 
 UNRECORDED_OBJECTIVE = {
     "negatives": "micro",
@@ -54,16 +58,24 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, world_size: in
     relaid = ranks not in (None, world_size) or stages[0] != stages[1]
     free = (*VOLATILE_KEYS, "train.micro_batch_size") if relaid else VOLATILE_KEYS
     lines = diff_configs(public_config(old_run), public_config(now["run"]), ignore=free)
-    lines += [f"ds.{line}" for line in diff_configs(before["ds"], now["ds"], ignore=LAYOUT_KEYS if relaid else ())]
+    layout = (*LAYOUT_KEYS, "data_types") if 0 in stages else LAYOUT_KEYS
+    lines += [f"ds.{line}" for line in diff_configs(before["ds"], now["ds"], ignore=layout if relaid else ())]
+    if relaid and stages[0] == stages[1]:
+        lines += [f"ds.{line}" for line in diff_configs(_quantized(before["ds"]), _quantized(now["ds"]), ignore=())]
     if ranks not in (None, world_size) and before["ds"][WHOLE] != now["ds"].get(WHOLE):
         way_out = f'with {MICRO} or {ACCUMULATION} "auto" the global batch stays as it was'
         lines.append(f"(ranks: {ranks} -> {world_size}; {way_out})")
-    elif relaid and (kind := lookup(now["run"], "objective.negatives")) in ("micro", "local"):
-        candidates = [_candidates(before["ds"], kind, ranks or world_size), _candidates(now["ds"], kind, world_size)]
+    elif relaid and ranks and (kind := lookup(now["run"], "objective.negatives")) in ("micro", "local"):
+        candidates = [_candidates(before["ds"], kind, ranks), _candidates(now["ds"], kind, world_size)]
         if candidates[0] != candidates[1]:
             lines.append(f"pairs that a clip is compared with (negatives {kind}): {candidates[0]} -> {candidates[1]}")
     lines += [f"data on disk: {line}" for line in diff_configs(before["data"], now["data"], ignore=("val",))]
     return lines
+
+
+def _quantized(ds: Mapping[str, Any]) -> dict[str, Any]:
+    zero = ds.get("zero_optimization", {})
+    return {f"zero_optimization.{key}": value for key, value in zero.items() if key.startswith(QUANTIZED) and value}
 
 
 def _candidates(ds: Mapping[str, Any], negatives: str, ranks: int) -> int:

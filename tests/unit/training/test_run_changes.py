@@ -110,3 +110,26 @@ def test_another_precision_is_a_change_whatever_the_ranks() -> None:
         assert any(
             line.startswith("ds.bf16.enabled: true -> absent") for line in changes(before, now, world_size=world)
         )
+
+
+@pytest.mark.parametrize(
+    ("json", "stage", "flag", "value"),
+    [
+        ("zero3", "3", "zero_optimization.zero_quantized_gradients", "true"),
+        ("zero2", "2", "data_types.grad_accum_dtype", "bf16"),
+        ("zero2", "3", "data_types.grad_accum_dtype", "bf16"),
+    ],
+)
+def test_other_ranks_hide_no_other_rounding(json: str, stage: str, flag: str, value: str) -> None:
+    flags = ("--train.global_batch_size", "96")
+    before = started(f"ds_configs/{json}.json", 2, *flags)
+    more = ("--ds.zero_optimization.stage", stage, f"--ds.{flag}", value)
+    now = started(f"ds_configs/{json}.json", 4, *flags, *more, before=before)
+    (line,) = changes(before, now, world_size=4)
+    assert line.startswith(f"ds.{flag}: ")
+
+
+def test_a_lost_record_of_the_ds_config_is_a_change_with_every_kind_of_negatives() -> None:
+    now = started("ds_configs/zero2.json", 2, "--objective.negatives", "local")
+    lines = changes(now | {"ds": {}}, now, world_size=2)
+    assert any(line.startswith("ds.train_batch_size: absent -> ") for line in lines)
