@@ -176,31 +176,40 @@ class RunDirectory:
             ds: The resolved DeepSpeed configuration.
             data: Fingerprints and sizes of the data.
             world_size: Ranks of this start.
-            force: Accept the differences.
+            force: Accept the differences, and print them.
 
         Raises:
             ConfigError: Something that matters differs; the message is the difference.
         """
         # A run that has not taken a step yet may still be corrected.
-        if force or not self.has_trained():
+        if not self.has_trained():
             return
-        old_run = self._read_yaml("config.yaml")
-        if old_run is None:
-            raise ConfigError(
-                f"{self.path} holds a run, but its config.yaml is gone, so nobody can tell whether this command "
-                "continues it: restore it, give another --run_dir, or --force to continue"
-            )
-        differences = changes(
-            {"run": old_run, "ds": self.recorded_ds_config() or {}, "data": self._read_json("data.json") or {}},
-            {"run": run, "ds": ds, "data": data},
-            world_size=world_size,
-        )
-        if differences:
+        try:
+            differences = self._differences({"run": run, "ds": ds, "data": data}, world_size=world_size)
+        except ConfigError as error:
+            if not force:
+                raise
+            differences = [str(error)]
+        if differences and force:
+            # Numbers that nobody set may be among them: the global batch is chosen anew, too.
+            print("clap_zero: warning: --force continues a run with other settings:\n  " + "\n  ".join(differences))
+        elif differences:
             raise ConfigError(
                 f"{self.path} holds a run with another configuration:\n  "
                 + "\n  ".join(differences)
                 + f"\ngive another --run_dir for a new run{self._forcible(differences)}"
             )
+
+    def _differences(self, now: dict[str, Any], *, world_size: int) -> list[str]:
+        """What this start has otherwise than the record. Raises ConfigError where the record is gone or damaged."""
+        run = self._read_yaml("config.yaml")
+        if run is None:
+            raise ConfigError(
+                f"{self.path} holds a run, but its config.yaml is gone, so nobody can tell whether this command "
+                "continues it: restore it, give another --run_dir, or --force to continue"
+            )
+        before = {"run": run, "ds": self.recorded_ds_config() or {}, "data": self._read_json("data.json") or {}}
+        return changes(before, now, world_size=world_size)
 
     def _forcible(self, differences: list[str]) -> str:
         """What --force could do: nothing where checkpoints would not fit the model any more."""

@@ -97,7 +97,7 @@ def test_what_does_not_change_the_learning_may_differ(tmp_path: Path) -> None:
     )
 
 
-def test_every_difference_is_named_and_force_accepts_it(tmp_path: Path) -> None:
+def test_every_difference_is_named_and_force_accepts_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = recorded(tmp_path)
     changed = {
         "run": {"train": {"learning_rate": 0.01, "seed": 0}, "data": {"workers": 2}},
@@ -108,7 +108,10 @@ def test_every_difference_is_named_and_force_accepts_it(tmp_path: Path) -> None:
         directory.check_unchanged(**changed, world_size=2, force=False)
     for part in ("train.learning_rate: 0.001 -> 0.01", "ds.gradient_clipping: absent -> 2.0", "fingerprint", "--force"):
         assert part in str(error.value)
+    assert capsys.readouterr().out == ""
     directory.check_unchanged(**changed, world_size=2, force=True)
+    said = capsys.readouterr().out
+    assert "--force continues a run with other settings" in said and "ds.gradient_clipping: absent -> 2.0" in said
 
 
 @pytest.mark.parametrize(
@@ -204,6 +207,7 @@ def test_a_lost_record_never_lets_a_changed_run_through(tmp_path: Path, content:
         (tmp_path / "config.yaml").write_text(content)
     with pytest.raises(ConfigError, match=r"config.yaml is (gone|damaged)|config.yaml cannot"):
         directory.check_unchanged(**SAME, ds={}, data={}, world_size=2, force=False)
+    directory.check_unchanged(**SAME, ds={}, data={}, world_size=2, force=True)
 
 
 def test_a_damaged_finish_mark_is_none(tmp_path: Path) -> None:
