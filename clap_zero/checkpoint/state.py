@@ -31,6 +31,7 @@ from clap_zero.checkpoint.engine_files import ENGINE_TAG, save_engine
 from clap_zero.checkpoint.files import ChecksummedFile, FileRecord, checksum_file, save_tensors, write_json
 from clap_zero.checkpoint.layout import odd_state, why_fixed
 from clap_zero.checkpoint.manifest import MANIFEST, find_fault, read_manifest
+from clap_zero.checkpoint.settings import own_settings
 from clap_zero.checkpoint.store import CheckpointStore
 from clap_zero.checkpoint.weights import model_config, write_weights
 from clap_zero.distributed.collectives import all_gather_objects, broadcast_object, rank_and_size
@@ -167,11 +168,12 @@ def load(engine: DeepSpeedEngine, path: Path) -> TrainState:
     there = conversion(path, here, config=engine.config)
     state = read_train_state(path)
     problem = None
-    # Where neither differs, a setting may: DeepSpeed, which reads by position, would mix up the weights.
-    if there is not None or relayout.is_reordered(engine, path, manifest):
-        relayout.restore(engine, path, manifest)
-    elif engine.load_checkpoint(str(path), tag=ENGINE_TAG)[0] is None:
-        problem = "DeepSpeed found nothing to load"
+    with own_settings(engine):
+        # Where neither differs, a setting may: DeepSpeed, which reads by position, would mix up the weights.
+        if there is not None or relayout.is_reordered(engine, path, manifest):
+            relayout.restore(engine, path, manifest)
+        elif engine.load_checkpoint(str(path), tag=ENGINE_TAG)[0] is None:
+            problem = "DeepSpeed found nothing to load"
     if problem is None and engine.global_steps != manifest["engine_steps"]:
         problem = f"the engine stands at step {engine.global_steps} instead of {manifest['engine_steps']} after loading"
     own = path / rank_file(rank) if world_size == manifest["world_size"] else None

@@ -242,6 +242,27 @@ def test_another_precision_keeps_masters_and_moments(tmp_path: Path) -> None:
                     assert torch.equal(weights, value.view_as(weights).bfloat16().float()) or name == "master frozen"
 
 
+def load_with_other_settings(root: str) -> list[tuple[float, float, float]]:
+    from clap_zero.checkpoint.state import load, save
+
+    engine = engine_of(2)
+    train_in_parts(engine, 0, 1)
+    path = save(engine, CheckpointStore(root), state_at(1, 2))
+    other = {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True, "weight_decay": 0.5, "eps": 1e-3}}
+    found = []
+    for stage in (2, 3):
+        engine = engine_of(stage, gradient_clipping=2.0, optimizer=other)
+        load(engine, path)
+        group = engine.optimizer.param_groups[0]
+        found.append((group["weight_decay"], group["eps"], engine.optimizer.clip_grad))
+    return found
+
+
+def test_settings_that_were_changed_on_purpose_are_those_of_the_start(tmp_path: Path) -> None:
+    """Converted or not: torch and DeepSpeed would take those of the checkpoint."""
+    assert run_distributed(load_with_other_settings, 1, str(tmp_path)) == [[(0.5, 1e-3, 2.0)] * 2]
+
+
 def lose_a_piece(path: str, name: str) -> str:
     """The layout of a rank's file without a parameter, as if the checkpoint had been saved without it."""
     import json
