@@ -53,6 +53,9 @@ SAME_INTERRUPT_S = 1.0
 LAST_WORDS_S = 2.0
 """How long printing may take: an output that nobody reads must not keep a rank alive."""
 
+_stderr: int | None = None
+"""This process's standard error, whatever becomes of descriptor 2: DeepSpeed's import turns that away for moments."""
+
 
 class Watchdog:
     """Remembers the first signal; ends the process at a second Ctrl-C, or when the launcher or a rank has died."""
@@ -78,6 +81,7 @@ class Watchdog:
 
     def start(self) -> Watchdog:
         """Start to watch the launcher, and the ranks until they have met."""
+        _keep_stderr()
         self._lobby = hub.enter_lobby(_print)
         self._thread.start()
         return self
@@ -300,12 +304,26 @@ def _keeper(timeout_s: float) -> BeatKeeper | None:
         return None
 
 
+def _keep_stderr() -> None:
+    global _stderr
+    if _stderr is not None:
+        os.close(_stderr)
+    try:
+        _stderr = os.dup(sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):  # closed, or no file
+        _stderr = None
+
+
 def _print(text: str) -> None:
     """In a thread of its own: a terminal that is held, or a pipe that nobody reads, must not keep this one."""
 
     def write() -> None:
         with contextlib.suppress(OSError, ValueError):
-            print(text, file=sys.stderr, flush=True)
+            if _stderr is None:
+                print(text, file=sys.stderr, flush=True)
+            else:
+                with open(_stderr, "w", encoding=sys.stderr.encoding, errors="backslashreplace", closefd=False) as out:
+                    print(text, file=out)
 
     writer = threading.Thread(target=write, name="clap_zero-print", daemon=True)
     writer.start()

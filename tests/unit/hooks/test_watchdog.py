@@ -82,8 +82,11 @@ def test_a_signal_is_noticed_while_the_main_thread_is_stuck(number: signal.Signa
     process.communicate()
 
 
-def test_a_second_interrupt_ends_the_process_at_once() -> None:
-    process = start(STUCK)
+@pytest.mark.parametrize("turned_away", [False, True])
+def test_a_second_interrupt_ends_the_process_at_once(turned_away: bool) -> None:
+    """And says so, also while a library compiles something and has turned standard error away for that."""
+    turn = "os.dup2(os.open(os.devnull, os.O_WRONLY), 2)\n" if turned_away else ""
+    process = start(STUCK.replace('print("ready"', f'{turn}print("ready"'))
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "asked SIGINT\n"
