@@ -144,6 +144,7 @@ def test_a_signal_stops_all_ranks_with_a_checkpoint(
     assert latest == f"step-{last:08d}", output
 
 
+@pytest.mark.long
 def test_a_changed_configuration_is_refused_with_the_difference(tmp_path: Path, shards: tuple[Path, Path]) -> None:
     flags = [*FAST, "--data.train", str(shards[0]), "--run_dir", "run", "--train.max_steps", "2"]
     assert run(command("alone", *flags), cwd=tmp_path)[0] == 0

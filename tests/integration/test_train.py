@@ -101,9 +101,15 @@ def test_a_run_that_diverges_says_so(tmp_path: Path, shards: tuple[Path, Path]) 
     ("flags", "code", "message"),
     [
         (["--ds_config", "nowhere.json"], 2, "nowhere.json"),
-        (["--ds_config", str(ROOT / "ds_configs/zero2.json"), "--train.max_step", "5"], 2, "train.max_steps"),
         (["--ds_config", str(ROOT / "ds_configs/zero2.json"), "--data.train", "nothing"], 3, "nothing"),
-        (["--ds_config", str(ROOT / "ds_configs/zero2.json"), "--ds.zero_optimization.stag", "3"], 2, "stage"),
+        pytest.param(
+            *(["--ds_config", str(ROOT / "ds_configs/zero2.json"), "--train.max_step", "5"], 2, "train.max_steps"),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            *(["--ds_config", str(ROOT / "ds_configs/zero2.json"), "--ds.zero_optimization.stag", "3"], 2, "stage"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, flags: list[str], code: int, message: str) -> None:
