@@ -28,6 +28,7 @@ from torch import Tensor
 
 from clap_zero.checkpoint.engine_files import ENGINE_TAG
 from clap_zero.checkpoint.layout import Piece, base_optimizer, is_scalar, masters, pieces, why_fixed
+from clap_zero.checkpoint.settings import is_number
 from clap_zero.distributed.collectives import all_gather_objects, rank_and_size
 from clap_zero.errors import CheckpointError
 
@@ -239,7 +240,7 @@ def _restore_numbers(engine: DeepSpeedEngine, saved: _Saved) -> None:
         raise CheckpointError(f"{len(saved.groups)} parameter groups there, {len(groups)} here")
     for group, before in zip(groups, saved.groups, strict=True):
         for key, value in before.items():
-            if _is_number(value) and _is_number(group.get(key, 0.0)):
+            if is_number(value) and is_number(group.get(key, 0.0)):
                 group[key] = value
             elif key == "betas":
                 group[key] = type(group[key])(value)
@@ -249,10 +250,6 @@ def _restore_numbers(engine: DeepSpeedEngine, saved: _Saved) -> None:
         for name, value in saved.loss_scale.items():
             if hasattr(scaler, name):
                 setattr(scaler, name, value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _restore_counters(engine: DeepSpeedEngine, path: Path) -> None:

@@ -24,7 +24,7 @@ def own_settings(engine: DeepSpeedEngine) -> Iterator[None]:
     """
     moving = _MOVING if engine.lr_scheduler is None else _MOVING + _SCHEDULED
     groups = [
-        {key: value for key, value in group.items() if key not in moving and (key == "betas" or _is_number(value))}
+        {key: value for key, value in group.items() if key not in moving and (key == "betas" or is_number(value))}
         for group in base_optimizer(engine).param_groups
     ]
     optimizer: Any = engine.optimizer
@@ -36,5 +36,6 @@ def own_settings(engine: DeepSpeedEngine) -> Iterator[None]:
         optimizer.clip_grad = clipping
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether an entry of a parameter group is a number, and no switch."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -33,13 +33,14 @@ def read_sizes(directory: str) -> dict[str, int]:
 def parse_sizes(path: str, text: str) -> dict[str, int]:
     """The counts in the text of a sizes.json. Raises DataError, as `read_sizes`."""
     try:
-        sizes = json.loads(text.removeprefix("\ufeff"))
+        text = text.removeprefix("\ufeff")
+        sizes = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}; remove it to have the shards counted") from error
     if not isinstance(sizes, dict):
         raise DataError(f'{path} must look like {{"0.tar": 512, ...}}')
     if text.count(":") != len(sizes):  # as a rule each name has one: only a closer look tells which stands there twice
-        names = Counter(name for name, _ in json.loads(text.removeprefix("\ufeff"), object_pairs_hook=list))
+        names = Counter(name for name, _ in json.loads(text, object_pairs_hook=list))
         doubled = [name for name, number in names.items() if number > 1]
         if doubled:
             raise DataError(
